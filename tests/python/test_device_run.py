@@ -16,3 +16,10 @@ PROGRAMS = pathlib.Path(__file__).resolve().parents[1] / "support/run_programs.p
 def test_killed_around_a_commit_a_run_on_a_device_ends_in_the_same_bits(workers, tmp_path):
     seen = told(PROGRAMS, tmp_path, "stages", 0, "on_simulated_device", workers, "3GiB")
     assert seen["digest"] == seen["undisturbed"] and len(seen["killed_at"]) == 8
+
+
+def test_killed_twice_a_trainer_on_a_device_ends_in_the_same_bits(tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    seen = told(PROGRAMS.with_name("trainer_programs.py"), tmp_path, 2, 46, "hugging_face_on_simulated_device", 0, "3GiB")
+    assert seen["digest"] == seen["undisturbed"] and len(seen["killed_at"]) == 2

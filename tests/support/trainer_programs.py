@@ -61,8 +61,8 @@ def make(run, workers=0, callbacks=(), data=None, commit_every_steps=2, cleanup_
                    commit_every_steps=commit_every_steps, cleanup_every_n_steps=cleanup_every_n_steps)
 
 
-def hugging_face(path, workers, limit, stopped=30.0, prepare=lambda trainer: None, **changes):
-    with plimsoll.Run(path, memory_limit=limit, seed=3, rank_stopped_seconds=stopped) as run:
+def hugging_face(path, workers, limit, stopped=30.0, prepare=lambda trainer: None, device_limit=None, **changes):
+    with plimsoll.Run(path, memory_limit=limit, device_memory_limit=device_limit, seed=3, rank_stopped_seconds=stopped) as run:
         trainer = make(run, workers, **changes)
         prepare(trainer)
         trainer.train()
@@ -74,6 +74,18 @@ def hugging_face(path, workers, limit, stopped=30.0, prepare=lambda trainer: Non
 def hugging_face_on_device(path, workers, limit):
     torch.use_deterministic_algorithms(True)
     return hugging_face(path, workers, limit, use_cpu=not torch.cuda.is_available())
+
+
+def hugging_face_on_simulated_device(path, workers, limit):
+    """On the simulated device (tests/device), within 64 MiB of it."""
+    import tests.device  # noqa: F401
+
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "sim"
+    return hugging_face(path, workers, limit, use_cpu=False, device_limit="64MiB", prepare=_must_be_on_simulated_device)
+
+
+def _must_be_on_simulated_device(trainer):
+    assert {one.device.type for one in trainer.model.parameters()} == {"sim"} == {trainer.args.device.type}
 
 
 def fit(run, workers=0, callbacks=(), batch_size=4, data=None, commit_every_steps=2, cleanup_every_n_steps=0, dropout=0.1,
@@ -183,7 +195,8 @@ def accelerated(path, workers, limit):
         return digest_of(list(net.state_dict().values()), states(optimizer), average.values)
 
 
-KINDS = {"hugging_face": hugging_face, "hugging_face_on_device": hugging_face_on_device, "lightning": lightning_trainer, "accelerate": accelerated}
+KINDS = {"hugging_face": hugging_face, "hugging_face_on_device": hugging_face_on_device,
+         "hugging_face_on_simulated_device": hugging_face_on_simulated_device, "lightning": lightning_trainer, "accelerate": accelerated}
 
 
 def main(path, kind, workers="0", limit="2GiB"):
