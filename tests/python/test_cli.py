@@ -614,7 +614,7 @@ def test_r35_memory_that_ends_a_run_is_status_3_and_names_a_limit_that_would_do(
     child = start(program, small_data, run, *SHORT)
     try:
         wait_for_steps(call, run, 3, child)
-        assert_refused(call("limit", run, "much"), 1, "SIZE")
+        assert_refused(call("limit", run, "much"), 2, "SIZE")
         assert call("limit", run, "64MiB").status == 0
         out, err = child.communicate(timeout=120)
     finally:

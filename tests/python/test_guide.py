@@ -37,7 +37,8 @@ def chats_to_import(folder):
 
 
 def test_there_are_programs():
-    assert {page.values[0].stem for page in PROGRAMS} == {"batch", "features", "imports", "ranks", "recipes", "several-losses", "trainers", "tutorial", "watch"}
+    assert {page.values[0].stem for page in PROGRAMS} == {
+        "batch", "features", "gpu", "imports", "limits", "ranks", "recipes", "several-losses", "trainers", "tutorial", "watch"}
 
 
 @pytest.mark.parametrize("page, block", PROGRAMS)
