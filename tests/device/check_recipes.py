@@ -4,8 +4,6 @@ import gc
 import hashlib
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ plimsoll.Governor("3GiB", foreign_bytes="1GiB").close()  # Before the first tens
 
 from tests import device
 from tests.support import chat_models, vision_models
-from tests.support.on_device import ROOT
+from tests.support.killed_recipes import killed
 
 MIB = 1 << 20
 QUICK = {"memory_limit": "4GiB", "foreign_bytes": "2GiB", "compute_threads": 1, "progress": False, "sequence_length": 64, "lora_r": 4,
@@ -76,28 +74,11 @@ def test_a_recipe_trains_on_the_device_to_the_bits_of_the_cpu(recipe, options, f
     assert torch.accelerator.memory_allocated() == 0  # The run left nothing there.
 
 
-KILLED = """
-import os, signal, sys
-import plimsoll
-import tests.device
-log, at = plimsoll.Run.log, int(sys.argv[1])
-def kill(self, **values):
-    if self.steps_made == at:
-        self._life.end_writing()  # What was due is there.
-        os.kill(os.getpid(), signal.SIGKILL)
-    log(self, **values)
-plimsoll.Run.log = kill
-plimsoll.train(sys.argv[2], **eval(sys.argv[3]))
-"""
-
-
 @pytest.mark.parametrize("recipe", ["chat", "vision"])
 def test_killed_on_the_device_it_ends_in_the_same_bits(recipe, folders, tmp_path):
     options = given(folders, recipe, device="sim")
     whole = plimsoll.train(recipe, out=tmp_path / "whole", **options)
-    done = subprocess.run([sys.executable, "-c", KILLED, "6", recipe, repr({**options, "out": str(tmp_path / "killed")})], capture_output=True,
-                          text=True, cwd=ROOT)
-    assert done.returncode == -9, done.stderr
+    killed(recipe, 6, modules=["tests.device"], **options, out=tmp_path / "killed")
     again = plimsoll.resume(tmp_path / "killed", progress=False)
     assert digest(tmp_path / "killed") == digest(tmp_path / "whole") and again["held_out_loss"] == whole["held_out_loss"]
 

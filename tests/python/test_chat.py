@@ -35,6 +35,7 @@ from plimsoll.recipes.chat import _task
 from plimsoll.recipes.tuning import _choice, _model, _train
 from tests.support import chats
 from tests.support.chat_models import KINDS, SCALED, make_model, make_tokens
+from tests.support.killed_recipes import killed
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 QUICK = {"memory_limit": "4GiB", "foreign_bytes": "1GiB", "compute_threads": 1, "progress": False, "sequence_length": 64,
@@ -269,32 +270,11 @@ def test_without_packing_batches_have_few_lengths_and_end_no_sooner_than_their_r
 
 # ---- Going on ----
 
-KILLED = """
-import os, signal, sys
-import plimsoll
-log, at = plimsoll.Run.log, int(sys.argv[1])
-def kill(self, **values):
-    if self.steps_made == at:
-        self._life.end_writing()  # What was due is there.
-        os.kill(os.getpid(), signal.SIGKILL)
-    log(self, **values)
-plimsoll.Run.log = kill
-plimsoll.train("chat", **eval(sys.argv[2]))
-"""
-
-
-def killed(at, **options):
-    """Trains in a process that ends itself with kill -9 in a step."""
-    given = {name: str(value) if isinstance(value, pathlib.Path) else value for name, value in options.items()}
-    done = subprocess.run([sys.executable, "-c", KILLED, str(at), repr(given)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == -9, done.stderr
-
-
 def test_killed_within_an_epoch_and_an_accumulation_it_ends_in_the_same_bits(train, folder, tmp_path):
     options = {"epochs": 2, "accumulate": 3, "checkpoint_every_n_steps": 4, "schedule": "cosine", "warmup_steps": 2,
                "lora_dropout": 0.2, "eval_every_n_steps": 5, "patience": 3}
     whole, bits = train(out="whole", **options)
-    killed(10, **{**QUICK, **options}, data=folder / "chats.tokens", model=folder / "model", out=tmp_path / "killed")
+    killed("chat", 10, **{**QUICK, **options}, data=folder / "chats.tokens", model=folder / "model", out=tmp_path / "killed")
     assert plimsoll.status(tmp_path / "killed")["checkpoint_step"] == 8  # Two batches into a window of three.
     again = plimsoll.resume(tmp_path / "killed", progress=False, weights="streamed")
     assert digest(tmp_path / "killed") == bits and again["step"] == whole["step"] > 12
@@ -304,7 +284,7 @@ def test_killed_within_an_epoch_and_an_accumulation_it_ends_in_the_same_bits(tra
 def test_t13_a_run_goes_on_from_the_step_that_its_manifest_names_and_backups_stay(train, folder, tmp_path):
     options = {"checkpoint_every_n_steps": 4}
     whole, bits = train(out="whole", **options)
-    killed(9, **{**QUICK, **options}, data=folder / "chats.tokens", model=folder / "model", out=tmp_path / "killed")
+    killed("chat", 9, **{**QUICK, **options}, data=folder / "chats.tokens", model=folder / "model", out=tmp_path / "killed")
     checkpoints = tmp_path / "killed/checkpoints"
     for name in ("step-9000", "step-000000008-mine", "zz-best"):
         shutil.copytree(checkpoints / "step-000000004", checkpoints / name)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 
 import pytest
 
@@ -114,6 +115,17 @@ def test_weights_that_fit_stay_in_memory_and_those_that_do_not_are_streamed(tmp_
             model.blocks = torch.nn.ModuleList(Block(600) for _ in range(3))  # 1.4 MB each.
             with governor.reserve(governor.ledger().free_bytes - left):
                 assert plimsoll.stream_frozen(model, directory=tmp_path).streamed == streamed
+
+
+def test_nothing_is_left_of_a_model_that_was_moved_to_where_it_is(tmp_path):
+    with plimsoll.Governor("3GiB", foreign_bytes="64MiB"):
+        model = Net()
+        plimsoll.stream_frozen(model, weights="streamed", directory=tmp_path)
+        weights = [weakref.ref(block.base.weight) for block in model.blocks]
+        model.to("cpu")
+        del model
+        gc.collect()
+        assert [one() for one in weights] == [None] * len(weights)
 
 
 def test_a_step_that_memory_refused_is_made_again_with_the_same_bits(tmp_path, resident):

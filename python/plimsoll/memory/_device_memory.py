@@ -57,20 +57,21 @@ class DeviceMemory:
         self._module = module
         self._index: int = module.current_device() if device.index is None else device.index
         self._device = torch.device(device.type, self._index)
+        self._kind = kind_of(self._device)
         square = torch.ones(8, 8, device=self._device)
         (square @ square).sum().item()  # The context is there, and the workspace of products.
         del square
+        self._reset_peak()  # Nor does what torch has cached belong to anybody.
         self._peak = 0  # Of reserved bytes, before the last begin_peak().
-        self.begin_peak()  # Nor does what torch has cached belong to anybody.
-        self._peak = 0  # What was there before it had a limit is none of it.
         free, total = module.mem_get_info(self._index)
         self.context_bytes = max(0, total - free - self.reserved_bytes)
         """Bytes of the context, and of other processes."""
         self.total_bytes = total
         """Bytes of the device."""
-        self.limit_bytes = self.context_bytes + self.reserved_bytes + int(free * _OF_FREE)
+        self.limit_bytes = (byte_size(limit, f"devices: {name}", total) if limit != "" else
+                            self.context_bytes + self.reserved_bytes + int(free * _OF_FREE))
         """The limit, in bytes."""
-        self.set_limit(self.limit_bytes if limit == "" else limit)
+        self.set_limit(self.limit_bytes)
         _imposed[self._device] = self
 
     def set_limit(self, limit: int | str) -> None:
@@ -106,9 +107,16 @@ class DeviceMemory:
 
     def begin_peak(self) -> None:
         """Begins a measurement: peak_bytes() says what was reserved at most since."""
-        self._peak = max(self._peak, int(self._module.max_memory_reserved(self._index)))
+        self._peak = self._highest()
+        self._reset_peak()
+
+    def _reset_peak(self) -> None:
         self._module.empty_cache()
         self._module.reset_peak_memory_stats(self._index)
+
+    def _highest(self) -> int:
+        """Returns the most bytes that were reserved since the limit was imposed."""
+        return max(self._peak, int(self._module.max_memory_reserved(self._index)))
 
     def peak_bytes(self) -> int:
         """Returns the most that was reserved since begin_peak(), with a sixteenth for blocks that lie otherwise another time."""
@@ -117,13 +125,12 @@ class DeviceMemory:
 
     def held(self) -> dict[str, int]:
         """Returns what is held, by name. peak_bytes: the most that context and reserved memory were together."""
-        peak = max(self._peak, int(self._module.max_memory_reserved(self._index)))
         return {"limit_bytes": self.limit_bytes, "context_bytes": self.context_bytes, "allocated_bytes": self.allocated_bytes,
-                "reserved_bytes": self.reserved_bytes, "peak_bytes": self.context_bytes + peak}
+                "reserved_bytes": self.reserved_bytes, "peak_bytes": self.context_bytes + self._highest()}
 
     def status(self) -> DeviceStatus:
         """Returns the line of status.json."""
-        return DeviceStatus(self.name, kind_of(self._device), **self.held())
+        return DeviceStatus(self.name, self._kind, **self.held())
 
     def explain(self) -> str:
         """Names the holders, in a sentence."""

@@ -44,7 +44,9 @@ class Absent(torch.nn.Parameter):
                     return func(*args)
             if name == "is_shared":
                 return True  # With the file: plimsoll.adopt() leaves it where it is.
-            if name == "detach" or name in ("copy_", "__set__") and args[1] is own:
+            if name == "__set__" and args[1] is own:
+                return None  # Torch keeps a reference to what this returns, for ever.
+            if name == "detach" or name == "copy_" and args[1] is own:
                 return own
             if name == "to" and _stays(own, args[1:], kwargs or {}):
                 return own

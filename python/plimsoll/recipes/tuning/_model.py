@@ -123,8 +123,7 @@ class Tuned(torch.nn.Module):
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.device = torch.device(options.device_name())
         """Where it is, and where forward() and scores() bring what they are given."""
-        if self.device.type != "cpu":  # Streamed weights, which are on the CPU alone, stay the tensors that they are.
-            self.to(self.device)
+        self.to(self.device)
         self._cast = choice.method == "full" and options.dtype == "bfloat16"
         self._dtype = torch.float32 if choice.method == "full" else getattr(torch, options.dtype)
         text = config.get_text_config()
