@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from test_chat import KILLED, digest, eight_end_alike, events, ranks_end_alike, torch, transformers  # Skips where a library is not there.
+from test_chat import digest, eight_end_alike, events, ranks_end_alike, torch, transformers  # Skips where a library is not there.
 
 import plimsoll
 from plimsoll.core import _torch_gate
@@ -21,6 +21,7 @@ from plimsoll.core._torch_settings import torch_settings
 from plimsoll.recipes import vision
 from plimsoll.recipes.tuning import _model, _train
 from plimsoll.recipes.vision import _rows, _task
+from tests.support.killed_recipes import killed
 from tests.support.vision_models import ENDS, KINDS, make_model, make_set, rows
 
 Image = pytest.importorskip("PIL.Image")
@@ -334,11 +335,7 @@ def test_killed_within_an_epoch_and_an_accumulation_it_ends_in_the_same_bits(tra
     options = {"epochs": 2, "accumulate": 3, "checkpoint_every_n_steps": 4, "schedule": "cosine", "lora_dropout": 0.2,
                "eval_every_n_steps": 5, "patience": 9}
     whole, bits = train(out="whole", **options)
-    given = {name: str(value) if isinstance(value, pathlib.Path) else value for name, value in {
-        **QUICK, **options, "data": folder / "set", "model": folder / "qwen2_vl", "out": tmp_path / "killed"}.items()}
-    done = subprocess.run([sys.executable, "-c", KILLED.replace('"chat"', '"vision"'), "10", repr(given)],
-                          capture_output=True, text=True, timeout=300)
-    assert done.returncode == -9, done.stderr
+    killed("vision", 10, **{**QUICK, **options}, data=folder / "set", model=folder / "qwen2_vl", out=tmp_path / "killed")
     assert plimsoll.status(tmp_path / "killed")["checkpoint_step"] == 8
     again = plimsoll.resume(tmp_path / "killed", progress=False, weights="streamed")
     assert digest(tmp_path / "killed") == bits and again["step"] == whole["step"] == 40

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import pathlib
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ _COUNTED = ("requests", "hits", "pages_read", "evictions_clean", "evictions_dirt
             "syncs", "bytes_read", "bytes_written")
 BATCH_ROWS = 1024  # Larger requests are served in pieces of this; small, so that the floor is low.
 WHOLE_TABLE = 1 << 46
-_LOOK_EVERY = 0.25  # Seconds.
 
 
 def governor_for(given: Governor | None) -> Governor:
@@ -90,7 +88,7 @@ class Table:
         self._step = self._core.last_commit
         plan = self._core.slab_plan()
         self.slab_bytes = plan.total_bytes
-        self._shrinks, self._next_look = 0, 0.0
+        self._shrinks = 0
         self.floor_bytes = plan.floor_bytes
         shape = json.loads(_core.describe(str(self._directory)))
         self.page_bytes, self.rows_per_page = shape["page_bytes"], shape["rows_per_page"]
@@ -112,11 +110,7 @@ class Table:
 
     def evicted(self) -> bool:
         """Whether the governor has made the slab smaller under pressure since this was last asked, and since it was
-        whole: once for each time. Looks four times a second."""
-        now = time.monotonic()
-        if now < self._next_look:
-            return False
-        self._next_look = now + _LOOK_EVERY
+        whole: once for each time."""
         before, self._shrinks = self._shrinks, int(self._core.stats()["shrinks"])
         return self._shrinks > before
 
