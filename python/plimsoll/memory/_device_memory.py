@@ -105,6 +105,10 @@ class DeviceMemory:
         """Bytes of the limit that are not held."""
         return self.room_bytes - self.reserved_bytes
 
+    def is_of(self, device: Any) -> bool:
+        """Whether it is the memory of a torch.device that has a number."""
+        return bool(device == self._device)
+
     def begin_peak(self) -> None:
         """Begins a measurement: peak_bytes() says what was reserved at most since."""
         self._peak = self._highest()

@@ -21,6 +21,7 @@ from ..core._folders import replaced
 from ..errors import CorruptError
 from ..memory._memory import Governor, format_bytes
 from ..memory._scratch import folder_of_run, scratch_folder
+from ._device_ring import DeviceRing
 from ._weight_files import Place, WeightReader, bytes_of, names_in, places_in, write_tensors
 from ._weight_ring import WeightRing
 
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
     import torch
 
 _FILE = "frozen.safetensors"
+_HOST_SLOTS = 2  # On the way to a device: one is read, one is copied.
 _CONVERTED = {"float64", "float32", "float16", "bfloat16"}  # To one another.
 _CACHES = ("cache", "past_key_value", "past_key_values", "layer_past")  # Of keys and values: transformers' names.
 
 
 def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
-                  *, weights: str = "auto", slots: int = 2,
+                  *, weights: str = "auto", slots: int = 2, device: str | torch.device | None = None,
                   directory: str | os.PathLike[str] | None = None) -> StreamedWeights:
     """Leaves the frozen weights of the model's blocks on disk, and reads them ahead of use through a few slots.
 
@@ -60,6 +62,8 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
     weights: "resident": they are read into memory leased for tensors; "streamed"; "auto": resident where they
              take at most half of what the governor has free. Bits do not depend on it.
     slots:   blocks in memory at a time: 2 or more.
+    device:  of torch's, where the model computes: all of it is moved there, and streamed weights come through two slots of
+             pinned host memory to `slots` slots there. None: the model stays on the CPU.
     directory: of the written file; None: the open Run's folder, or as TrainingStep's.
 
     In a state_dict(), and so in a commit of a Run, the checksum of a weight stands in its place. Loaded again it
@@ -67,7 +71,7 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
     time or after the file was written. So a run goes on, streamed or resident, from the same files alone.
     Outside of its block a streamed parameter has its shape and dtype and no values: RuntimeError names it. In a
     forked process the model does not run. Caches of keys and values are left out where gradients are made.
-    Memory:  slots × the largest block, and 4 MiB, leased when it is made.
+    Memory:  slots × the largest block, and 4 MiB, leased when it is made. With a device two of the host's, and `slots` there.
     Errors:  BudgetExceeded; ValueError naming the argument or the parameter; NotFoundError; CorruptError; OSError.
     """
     _torch_gate.load()
@@ -85,8 +89,9 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
         raise ValueError("model: it has no torch.nn.ModuleList of two or more modules of one type with parameters "
                          "that require no gradient: model.requires_grad_(False) freezes all")
     _must_be_on_the_host(model, files is not None)
+    where = _where(device)
     size = sum(owned.size for block in blocks for owned in block.owned)
-    streamed = weights == "streamed" or (weights == "auto" and 2 * size > governor.ledger().free_bytes)
+    streamed = weights == "streamed" or (weights == "auto" and 2 * size > _room(governor, where))
     places = None if files is None else _renamed(model, places_in(files))
     with contextlib.ExitStack() as undo:
         reader = WeightReader()
@@ -96,19 +101,26 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
         if places is not None:
             for block in blocks:
                 block.places = [_place_of(owned, places) for owned in block.owned]
-            _fill(model, blocks, places, streamed)
-        if not streamed:
-            return StreamedWeights(blocks, size, None)
-        ring = WeightRing([block.places for block in blocks], slots, governor, reader)
+            _fill(model, blocks, places, streamed, where)
+        ring: WeightRing | DeviceRing | None = None
+        if streamed:
+            ring = host = WeightRing([block.places for block in blocks], slots if where is None else _HOST_SLOTS, governor, reader, where)
+            undo.pop_all()
+            undo.callback(host.close)
+            if where is not None:
+                ring = DeviceRing(host, where, slots)
+            governor._adopt(ring)
+        made = StreamedWeights(blocks, size, ring, where)
+        if where is not None:
+            model.to(where)
         undo.pop_all()
-    governor._adopt(ring)
-    return StreamedWeights(blocks, size, ring)
+    return made
 
 
 class StreamedWeights:
     """Frozen weights as stream_frozen() made them. They live as long as the model, or until they or the governor are closed."""
 
-    def __init__(self, blocks: list[_Block], size: int, ring: WeightRing | None) -> None:
+    def __init__(self, blocks: list[_Block], size: int, ring: WeightRing | DeviceRing | None, device: torch.device | None) -> None:
         """For stream_frozen()."""
         self._ring = ring
         self.bytes = size
@@ -117,7 +129,7 @@ class StreamedWeights:
             weakref.finalize(self, ring.close)
         for number, block in enumerate(blocks):
             for owned in block.owned:
-                owned.stand_in_state_dict(None if ring is None else owned.absent())
+                owned.stand_in_state_dict(None if ring is None else owned.absent(device))
             if ring is not None:
                 block.stream(number, len(blocks), ring).weights = self
 
@@ -132,8 +144,13 @@ class StreamedWeights:
         return 0 if self._ring is None else self._ring.bytes
 
     @property
+    def device_bytes(self) -> int:
+        """Bytes of slots on the device."""
+        return getattr(self._ring, "device_bytes", 0)
+
+    @property
     def stall_seconds(self) -> float:
-        """Seconds that the model has waited for the disk so far."""
+        """Seconds that the model has waited for the disk, or for copies to a device to begin, so far."""
         return 0.0 if self._ring is None else self._ring.stall_seconds
 
     def close(self) -> None:
@@ -159,10 +176,10 @@ class _Owned:
     def parameter(self) -> Any:
         return self.module._parameters[self.name]
 
-    def absent(self) -> Any:
+    def absent(self, device: torch.device | None) -> Any:
         from ._absent import Absent
 
-        return Absent.like(self.parameter, self.full_name)
+        return Absent.like(self.parameter, self.full_name, device)
 
     def put(self, tensor: Any) -> None:
         import torch
@@ -203,7 +220,7 @@ class _Owned:
     def checksum(self) -> int:
         """The checksum of the parameter's values. −1: they have not been read."""
         if self.place is None:
-            return _core.crc32c(bytes_of(self.parameter))
+            return _core.crc32c(bytes_of(self.parameter.cpu()))
         return max(self.place.checksum, self.place.expected)
 
     def expect(self, checksum: int) -> None:
@@ -230,7 +247,7 @@ class _Block:
         for owned, place in zip(self.owned, places):
             owned.place = place
 
-    def stream(self, number: int, count: int, ring: WeightRing) -> Any:
+    def stream(self, number: int, count: int, ring: WeightRing | DeviceRing) -> Any:
         """From now on its forward, which is returned, runs with weights of the ring, and again in backward."""
         from torch import is_grad_enabled
         from torch.utils.checkpoint import checkpoint
@@ -313,11 +330,36 @@ def _must_be_on_the_host(model: Any, has_files: bool) -> None:
             raise ValueError(f"model: {name} is on the meta device and has no values: "
                              + ("it is trained, so make it on the CPU" if has_files else "name its files=…"))
         if parameter.device.type not in ("cpu", "meta"):
-            raise ValueError(f"model: {name} is on {parameter.device}; weights stream to the CPU alone")
+            raise ValueError(f"model: {name} is on {parameter.device} already: make the model on the CPU, and name device={str(parameter.device)!r}")
     for name, buffer in model.named_buffers():
         if buffer.is_meta:
             raise ValueError(f"model: the buffer {name} is on the meta device, and files may have none: make the model with "
                              "its buffers, as accelerate.init_empty_weights() does")
+
+
+def _where(device: str | torch.device | None) -> torch.device | None:
+    """Returns the device with its number; None for the CPU. Errors: ValueError."""
+    import torch
+
+    try:
+        found = torch.device("cpu" if device is None else device)
+    except RuntimeError as error:
+        raise ValueError(f"device: {device!r} is no device of torch's: {str(error).splitlines()[0]}") from None
+    if found.type == "cpu":
+        return None
+    if found.type == "meta":
+        raise ValueError("device: a model on the meta device computes nothing")
+    return torch.device(found.type, torch.accelerator.current_device_index() if found.index is None else found.index)
+
+
+def _room(governor: Governor, device: torch.device | None) -> int:
+    """Returns the bytes that are free where the model will be."""
+    import torch
+
+    if device is None:
+        return governor.ledger().free_bytes
+    limited = [one for one in governor.devices.values() if one.is_of(device)]
+    return limited[0].free_bytes if limited else int(torch.accelerator.get_memory_info(device)[0])
 
 
 def _renamed(model: Any, places: dict[str, Place]) -> dict[str, Place]:
@@ -356,9 +398,9 @@ def _found(full_name: str, tensor: Any, places: dict[str, Place]) -> Place | Non
     return found
 
 
-def _fill(model: Any, blocks: list[_Block], places: dict[str, Place], streamed: bool) -> None:
+def _fill(model: Any, blocks: list[_Block], places: dict[str, Place], streamed: bool, device: torch.device | None) -> None:
     """Reads what is to be in memory: what has no values, buffers of a model made without, and where weights are resident
-    those of the blocks."""
+    those of the blocks. For a device one parameter at a time is in host memory."""
     import torch
 
     def read(place: Place, tensor: Any) -> Any:
@@ -378,7 +420,7 @@ def _fill(model: Any, blocks: list[_Block], places: dict[str, Place], streamed: 
                 owned = owned or _Owned(module, name, ".".join(filter(None, (path, name))))
                 if id(parameter) not in made:
                     tensor = read(owned.place or _place_of(owned, places), torch.empty(owned.shape, dtype=owned.dtype))
-                    made[id(parameter)] = (parameter, torch.nn.Parameter(tensor, requires_grad=False))
+                    made[id(parameter)] = (parameter, torch.nn.Parameter(tensor if device is None else tensor.to(device), requires_grad=False))
                 owned.put(made[id(parameter)][1])
             for name, buffer in module._buffers.items() if made_empty else ():
                 if buffer is None or name in module._non_persistent_buffers_set or not buffer.numel():

@@ -26,29 +26,60 @@ from ..errors import BudgetExceeded
 from ..memory._memory import Governor, format_bytes
 from ._weight_files import READER_BYTES, Place, WeightReader, laid_out
 
-_PATIENCE = 1.0  # Seconds, before slots that are in use are an error.
+PATIENCE = 1.0  # Seconds, before slots that are in use are an error.
 
 
 @dataclasses.dataclass
 class _Slot:
-    memory: mmap.mmap
+    memory: Any
+    """A buffer of bytes."""
     block: int = -1
     reading: bool = False
     users: int = 0
     """Arrays over it that are alive."""
 
 
+def _mapped(size: int) -> mmap.mmap:
+    """Returns memory that forked processes do not have, in huge pages where the kernel has them."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_DONTFORK)
+    with contextlib.suppress(OSError):  # Of a kernel without huge pages.
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def pinned(size: int, device: Any) -> Any:
+    """Returns a buffer in memory of the host that the device reads by itself. Errors: RuntimeError with the driver's number.
+
+    For CUDA it is mapped here and registered: torch's own is rounded up to a power of two.
+    """
+    import torch
+
+    if device.type != "cuda":
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    memory = _mapped(size)
+    array = np.frombuffer(memory, dtype=np.uint8)
+    status = int(torch.cuda.cudart().cudaHostRegister(array.ctypes.data, size, 0))
+    if status != 0:
+        raise RuntimeError(f"stream_frozen: {format_bytes(size)} of host memory could not be registered with {device}: cudaHostRegister gives {status}")
+    weakref.finalize(memory, torch.cuda.cudart().cudaHostUnregister, array.ctypes.data)
+    return memory
+
+
 class WeightRing:
     """The weights of blocks 0 to n − 1, each a list of places."""
 
     def __init__(self, blocks: Sequence[Sequence[Place]], slots: int, governor: Governor,
-                 reader: WeightReader | None = None) -> None:
-        """reader: who has opened files already; the ring's from now on. Errors: BudgetExceeded naming what is leased."""
+                 reader: WeightReader | None = None, device: Any = None) -> None:
+        """reader: who has opened files already; the ring's from now on. device: a torch.device that reads the slots by itself.
+        Errors: BudgetExceeded naming what is leased."""
         self._blocks = blocks
         laid = [laid_out(block) for block in blocks]
         self._begins = [begins for begins, _ in laid]
         size = max(end for _, end in laid)
         slots = min(slots, len(blocks))
+        self.count, self.slots, self.slot_bytes = len(blocks), slots, max(size, 1)
+        """Blocks; slots; and bytes of a slot."""
         self.bytes = slots * -(-size // mmap.PAGESIZE) * mmap.PAGESIZE + READER_BYTES
         """Bytes that are leased."""
         try:
@@ -57,12 +88,7 @@ class WeightRing:
             raise governor.refusal(
                 "other", self.bytes, f"stream_frozen: {slots} slots of {format_bytes(size)}, the largest block, are "
                 f"refused: {error}") from None
-        self._slots = [_Slot(mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-                       for _ in range(slots)]
-        for slot in self._slots:
-            slot.memory.madvise(mmap.MADV_DONTFORK)
-            with contextlib.suppress(OSError):  # Of a kernel without huge pages.
-                slot.memory.madvise(mmap.MADV_HUGEPAGE)
+        self._slots = [_Slot(pinned(self.slot_bytes, device) if device is not None else _mapped(self.slot_bytes)) for _ in range(slots)]
         self._reader = reader or WeightReader()
         self._changed = threading.Condition()  # Guards slots and what follows.
         self._wanted = list(range(slots))  # Blocks, the next one first.
@@ -95,13 +121,13 @@ class WeightRing:
                 if self._all_in_use():
                     # A collection under way in another thread has collect() return at once, and may be about to let
                     # a slot go: it waits for the lock that is held here.
-                    patience = patience or time.monotonic() + _PATIENCE
+                    patience = patience or time.monotonic() + PATIENCE
                     if time.monotonic() > patience:
                         raise RuntimeError(
                             f"stream_frozen: all {len(self._slots)} slots are in use, and none is left for block "
                             f"{block}: something keeps weights of blocks that have run, such as a graph without "
                             "backward; let it go, or say slots=3 or more")
-                    self._changed.wait(_PATIENCE / 20)
+                    self._changed.wait(PATIENCE / 20)
                     slot = self._slot_of(block)
                     continue
                 self._changed.notify_all()  # A slot may have come free while the other thread looked.
@@ -124,9 +150,11 @@ class WeightRing:
         array = np.frombuffer(slot.memory, dtype=np.uint8)
         slot.users += 1
         weakref.finalize(array, self._let_go, slot).atexit = False
-        whole = torch.from_numpy(array)
-        return [whole[begin:begin + place.memory_bytes]
-                for place, begin in zip(self._blocks[slot.block], self._begins[slot.block])]
+        return self.parts(slot.block, torch.from_numpy(array))
+
+    def parts(self, block: int, whole: Any) -> list[Any]:
+        """Returns the parts of a slot's bytes, in the order of the block's places."""
+        return [whole[begin:begin + place.memory_bytes] for place, begin in zip(self._blocks[block], self._begins[block])]
 
     def _let_go(self, slot: _Slot) -> None:
         if os.getpid() != self._process:
