@@ -83,6 +83,17 @@ def test_killed_on_the_device_it_ends_in_the_same_bits(recipe, folders, tmp_path
     assert digest(tmp_path / "killed") == digest(tmp_path / "whole") and again["held_out_loss"] == whole["held_out_loss"]
 
 
+@pytest.mark.parametrize("recipe", ["chat", "vision"])
+def test_streamed_weights_end_in_the_bits_of_resident_ones(recipe, folders, tmp_path):
+    options = given(folders, recipe, device="sim")
+    plimsoll.train(recipe, out=tmp_path / "resident", **options)
+    with device.order_checked():
+        plimsoll.train(recipe, out=tmp_path / "streamed", weights="streamed", **options)
+    killed(recipe, 6, modules=["tests.device"], **options, weights="streamed", out=tmp_path / "killed")
+    plimsoll.resume(tmp_path / "killed", progress=False)
+    assert digest(tmp_path / "streamed") == digest(tmp_path / "resident") == digest(tmp_path / "killed")
+
+
 def test_a_run_of_the_device_goes_on_elsewhere_only_if_told_to(folders, tmp_path):
     options = given(folders, "chat")
     plimsoll.train("chat", out=tmp_path / "run", **options)
@@ -101,7 +112,6 @@ def test_it_is_evaluated_on_the_device_and_exported_from_anywhere(folders, tmp_p
 
 
 @pytest.mark.parametrize("options, text", [
-    ({"weights": "streamed", "device": "sim"}, "weights: they stream to the processor alone"),
     ({"virtual_workers": 2, "device": "sim"}, "device: ranks and virtual workers train on the processor"),
     ({"device": "tpu"}, "'tpu' is no device of torch's"), ({"device_memory_limit": "much"}, "is not a size")])
 def test_what_a_device_cannot_do_is_refused_by_name(options, text, folders, tmp_path):
@@ -109,9 +119,8 @@ def test_what_a_device_cannot_do_is_refused_by_name(options, text, folders, tmp_
         plimsoll.train("chat", out=tmp_path / "run", **given(folders, "chat", **options))
 
 
-@pytest.mark.parametrize("options", [{"weights": "streamed"}, {"virtual_workers": 2}])
-def test_auto_is_the_processor_for_what_a_device_cannot_do(options, folders, tmp_path):
-    plimsoll.train("chat", out=tmp_path / "run", **given(folders, "chat", **options))
+def test_auto_is_the_processor_for_what_a_device_cannot_do(folders, tmp_path):
+    plimsoll.train("chat", out=tmp_path / "run", **given(folders, "chat", virtual_workers=2))
     assert plimsoll.status(tmp_path / "run")["devices"] == []
 
 

@@ -22,9 +22,9 @@ class Absent(torch.nn.Parameter):
     what: str
 
     @classmethod
-    def like(cls, parameter: Any, what: str) -> Absent:
-        """Makes one of the same shape and dtype as `parameter`. what: its name, for errors."""
-        number = torch.zeros((), dtype=parameter.dtype)
+    def like(cls, parameter: Any, what: str, device: torch.device | None = None) -> Absent:
+        """Makes one of the same shape and dtype as `parameter`. what: its name, for errors. device: where its block computes."""
+        number = torch.zeros((), dtype=parameter.dtype, device=device)
         if parameter.dtype.is_floating_point:
             number.fill_(float("nan"))  # Should anything get past the errors.
         made: Absent = cls(number.expand(parameter.shape), requires_grad=False)
@@ -68,7 +68,7 @@ class Absent(torch.nn.Parameter):
 
 def _stays(own: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     device, kind = torch._C._nn._parse_to(*args, **kwargs)[:2]
-    return (device is None or device.type == "cpu") and kind in (None, own.dtype) and not kwargs.get("copy")
+    return (device is None or device.type == own.device.type) and kind in (None, own.dtype) and not kwargs.get("copy")
 
 
 def _flat(value: Any) -> Any:

@@ -75,8 +75,6 @@ class TuningOptions(RunOptions):
 
     def on_processor_because(self) -> str:
         """Says what can only be had on the processor; "" where nothing of it is asked for."""
-        if self.weights == "streamed" and self.profile == "given":
-            return "weights: they stream to the processor alone: say --weights resident"
         if self.virtual_workers or int(os.environ.get("WORLD_SIZE", "1")) > 1:
             return "device: ranks and virtual workers train on the processor"
         return ""

@@ -60,8 +60,6 @@ def choose(options: TuningOptions, left_bytes: int, method: str = "") -> Choice:
     open_ = options.profile == "auto"
     methods = [method] if method else ["full", "lora"] if open_ else [options.method]
     places = ["resident", "streamed"] if open_ or options.weights == "auto" else [options.weights]
-    if options.device_name() != "cpu":
-        places = ["resident"]
     again = {"auto": [False, True], "on": [True], "off": [False]}["auto" if open_ else options.gradient_checkpointing]
     ways = list(dict.fromkeys(  # Streamed blocks run again, whatever is asked.
         (one, place, anew or place == "streamed") for one in methods for place in places for anew in again

@@ -114,6 +114,8 @@ class Tuned(torch.nn.Module):
         super().__init__()
         config, self._class = config_of(options.model), options.task().model_class()
         self.frozen: StreamedWeights | None = None
+        self.device = torch.device(options.device_name())
+        """Where it is, and where forward() and scores() bring what they are given."""
         if choice.method == "full":
             self.model = self._class.from_pretrained(options.model, dtype=torch.float32)
             adopt(self.model)  # What was mapped from files is leased from now on.
@@ -121,8 +123,6 @@ class Tuned(torch.nn.Module):
             self.model = self._adapted(options, choice, config)
         if choice.recomputes and choice.weights == "resident":  # Streamed blocks run again in any case.
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self.device = torch.device(options.device_name())
-        """Where it is, and where forward() and scores() bring what they are given."""
         self.to(self.device)
         self._cast = choice.method == "full" and options.dtype == "bfloat16"
         self._dtype = torch.float32 if choice.method == "full" else getattr(torch, options.dtype)
@@ -147,7 +147,7 @@ class Tuned(torch.nn.Module):
         model.requires_grad_(False)
         if options.dora:  # It begins with the weights' norms.
             model = adapted(model, options)
-        self.frozen = stream_frozen(model, options.model, weights=choice.weights)
+        self.frozen = stream_frozen(model, options.model, weights=choice.weights, device=self.device)
         return model if options.dora else adapted(model, options)
 
     @property

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frozen weights that stream to a device, on the simulated one."""
+from tests.support.on_device import run_checks, skip_without_torch
+
+skip_without_torch()
+
+
+def test_frozen_weights_stream_to_a_device():
+    run_checks("streamed")
