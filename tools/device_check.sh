@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Checks Plimsoll on a card, in at most 8 minutes; where there is none, on the simulated device (tests/device), at small sizes.
+# Checks Plimsoll on a card, in at most 9 minutes; where there is none, on the simulated device (tests/device), at small sizes.
 # Prints what was expected beside what was measured. bench/device_check/README.md says what is checked.
 #
 #   tools/device_check.sh                  a card's records go to bench/device_check, to results.jsonl
@@ -24,7 +24,7 @@ fail() { printf 'device_check: %s\n' "$*" >&2; exit 2; }
 
 value_of() { [ $# -ge 2 ] && [ -n "$2" ] || fail "$1 needs a value"; }
 
-device=auto minutes=8 passed=()
+device=auto minutes=9 passed=()
 while [ $# -gt 0 ]; do
   case $1 in
     --simulated) device=sim ;;

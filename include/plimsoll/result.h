@@ -38,13 +38,14 @@ enum class Tag : std::uint8_t {
   kFeature,    ///< The slabs of feature stores.
   kLoader,     ///< The loader's ring of slots.
   kPinned,     ///< Page-locked buffers through which batches reach a device.
+  kWeights,    ///< Slots through which the frozen weights of a model stream.
   kForeign,    ///< Declared for what we cannot see: Python, NumPy, kernels' scratch, code.
   kOther,      ///< Everything else.
 };
-inline constexpr int kTagCount = 7;
+inline constexpr int kTagCount = 8;
 
-/// The word printed for a tag: "tensors", "rows", "features", "loader", "pinned", "foreign",
-/// "other".
+/// The word printed for a tag: "tensors", "rows", "features", "loader", "pinned", "weights",
+/// "foreign", "other".
 [[nodiscard]] const char* tag_name(Tag tag) noexcept;
 
 /// Why an operation was refused or failed.

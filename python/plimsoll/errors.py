@@ -22,7 +22,7 @@ class BudgetExceeded(MemoryError):
     """
 
     tag: str
-    """The holder whose bytes were asked for: "tensors", "rows", "features", "loader", "pinned", "foreign",
+    """The holder whose bytes were asked for: "tensors", "rows", "features", "loader", "pinned", "weights", "foreign",
     "other"."""
     requested_bytes: int
     available_bytes: int

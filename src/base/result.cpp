@@ -67,6 +67,8 @@ const char* tag_name(Tag tag) noexcept {
       return "loader";
     case Tag::kPinned:
       return "pinned";
+    case Tag::kWeights:
+      return "weights";
     case Tag::kForeign:
       return "foreign";
     case Tag::kOther:

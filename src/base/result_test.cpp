@@ -90,6 +90,7 @@ TEST(ErrorTest, NamesEveryTag) {
   EXPECT_STREQ(tag_name(Tag::kFeature), "features");
   EXPECT_STREQ(tag_name(Tag::kLoader), "loader");
   EXPECT_STREQ(tag_name(Tag::kPinned), "pinned");
+  EXPECT_STREQ(tag_name(Tag::kWeights), "weights");
   EXPECT_STREQ(tag_name(Tag::kForeign), "foreign");
   EXPECT_STREQ(tag_name(Tag::kOther), "other");
 }

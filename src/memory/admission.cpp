@@ -27,9 +27,10 @@ Result<void> Admission::take(const Governor& governor, Tag tag, std::int64_t byt
   return {};
 }
 
-void Admission::make_elastic() noexcept {
-  governor_.make_elastic(spec_.tag, spec_.floor_bytes - spec_.elastic_bytes);
-  spec_.elastic_bytes = spec_.floor_bytes;
+void Admission::make_elastic(std::int64_t fixed_bytes) noexcept {
+  const std::int64_t elastic = spec_.floor_bytes - fixed_bytes;
+  governor_.make_elastic(spec_.tag, elastic - spec_.elastic_bytes);
+  spec_.elastic_bytes = elastic;
 }
 
 Error below_floor(Tag tag, const std::filesystem::path& place, std::string_view name,

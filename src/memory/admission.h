@@ -28,9 +28,10 @@ class Admission {
   /// Errors: kOverBudget. Requires: nothing was taken before.
   Result<void> take(const Governor& governor, Tag tag, std::int64_t bytes, const char* option);
 
-  /// From now on a lower limit may take what its slab has given back, until the limit rises again.
+  /// From now on a lower limit may take what its slab has given back, until the limit rises again,
+  /// but for `fixed_bytes`.
   /// Requires: all of it is leased, and its owner answers kShrink and grow_back().
-  void make_elastic() noexcept;
+  void make_elastic(std::int64_t fixed_bytes = 0) noexcept;
 
  private:
   Governor governor_{};

@@ -21,9 +21,11 @@ constexpr std::array<const char*, kTagCount> kLimitAdvice{
     "raise memory_limit or lower cache_bytes",
     "raise memory_limit or lower queue_bytes",
     "raise memory_limit or lower batch_size",
+    "raise memory_limit or lower cache_bytes",
     "raise memory_limit or declare fewer foreign_bytes",
     "raise memory_limit",
 };
+static_assert(kLimitAdvice.back() != nullptr, "a tag without advice");
 
 std::int64_t saturating_add(std::int64_t a, std::int64_t b) noexcept {
   return a > INT64_MAX - b ? INT64_MAX : a + b;

@@ -20,7 +20,8 @@ constexpr int kColumnsMost = 500;
 constexpr int kColumnsPlain = 80;
 constexpr int kBarWidth = 20;
 constexpr const char* kEraseLine = "\033[2K";
-constexpr std::array<char, kTagCount> kOwnerLetters{'t', 'r', 'f', 'l', 'p', 'x', 'o'};
+constexpr std::array<char, kTagCount> kOwnerLetters{'t', 'r', 'f', 'l', 'p', 'w', 'x', 'o'};
+static_assert(kOwnerLetters.back() != '\0', "a tag without a letter");
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

@@ -73,8 +73,9 @@ TEST(ProgressTest, EveryOwnerHasALetterInTheBar) {
   RunStatus status = example();
   status.leased_by_tag.fill(status.limit_bytes / 10);  // Two cells of twenty for each.
   const std::string drawn = draw_progress(status, 0.5, 200);
-  EXPECT_NE(drawn.find("[ttrrffllppxxoo......]"), std::string::npos) << drawn;
-  EXPECT_NE(drawn.find("loader 76.8 MiB, pinned 76.8 MiB, foreign 76.8 MiB"), std::string::npos)
+  EXPECT_NE(drawn.find("[ttrrffllppwwxxoo....]"), std::string::npos) << drawn;
+  EXPECT_NE(drawn.find("loader 76.8 MiB, pinned 76.8 MiB, weights 76.8 MiB, foreign 76.8 MiB"),
+            std::string::npos)
       << drawn;
 }
 

@@ -47,6 +47,11 @@ def configure(device: int = 0, **changed: Any) -> None:
     _sim.settings(device, *(now[name] for name in DEFAULTS))
 
 
+def host_driver() -> tuple[int, int]:
+    """Returns the addresses of C functions that make host memory pinned (data, size, flags), and no longer (data)."""
+    return _sim.host_driver()
+
+
 @contextlib.contextmanager
 def refusing(allocation: int, count: int = 1) -> Iterator[None]:
     """Inside, device 0 refuses `count` allocations; the first of all is 0. count: FOR_EVER, all that follow."""
@@ -86,8 +91,13 @@ def copies_held() -> Iterator[None]:
     try:
         yield
     finally:
-        _sim.hold_copies(False)
-        _sim.open_gates()
+        let_copies_go()
+
+
+def let_copies_go() -> None:
+    """Ends copies_held()."""
+    _sim.hold_copies(False)
+    _sim.open_gates()
 
 
 set_device_count, hold_stream, open_gates = _sim.set_device_count, _sim.hold_stream, _sim.open_gates

@@ -128,6 +128,16 @@ void free_pinned(void* data) {
   pinned_blocks.erase(it);
 }
 
+// What a driver's register and unregister do: 0, or CUDA's number of the error.
+int register_host(void* data, std::size_t size, unsigned /*flags*/) {
+  const std::lock_guard lock(pinned_mutex);
+  return pinned_blocks.emplace(static_cast<char*>(data), size).second ? 0 : 712;
+}
+int unregister_host(void* data) {
+  const std::lock_guard lock(pinned_mutex);
+  return pinned_blocks.erase(static_cast<char*>(data)) == 1 ? 0 : 713;
+}
+
 struct HostAllocator final : at::HostAllocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     void* data = nullptr;
@@ -161,6 +171,11 @@ struct HostAllocator final : at::HostAllocator {
 HostAllocator host_allocator;
 
 }  // namespace
+
+std::pair<std::uintptr_t, std::uintptr_t> host_driver() {
+  return {reinterpret_cast<std::uintptr_t>(&register_host),
+          reinterpret_cast<std::uintptr_t>(&unregister_host)};
+}
 
 bool is_pinned(const void* data) {
   const std::lock_guard lock(pinned_mutex);

@@ -142,5 +142,7 @@ struct Inside {
 };
 
 bool is_pinned(const void* data);
+/// The addresses of C functions that make host memory pinned, and no longer.
+std::pair<std::uintptr_t, std::uintptr_t> host_driver();
 
 }  // namespace sim

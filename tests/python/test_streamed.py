@@ -100,7 +100,7 @@ def resident(tmp_path_factory):
 
 # ---- The same bits ----
 
-@pytest.mark.parametrize("options", [{}, {"slots": 3}, {"slots": 99}])
+@pytest.mark.parametrize("options", [{}, {"slots": 3}, {"slots": 99}, {"cache_bytes": "16KiB"}, {"cache_bytes": "1MiB"}])
 def test_streamed_weights_give_the_bits_of_resident_ones(tmp_path, resident, options):
     losses, bits, streamed, _ = trained(tmp_path / "run", "streamed", **options)
     assert streamed.streamed and not resident[2].streamed
@@ -324,12 +324,12 @@ def test_conversion_at_load_holds_no_second_copy(tmp_path, weights, most):
 # ---- Inside the limit ----
 
 def test_the_ring_is_leased_and_returned(governor, tmp_path):
-    before = governor.ledger().pools["other"].leased_bytes
+    before = governor.ledger().pools["weights"].leased_bytes
     streamed = plimsoll.stream_frozen(model := Net(), weights="streamed", directory=tmp_path)
-    assert governor.ledger().pools["other"].leased_bytes - before == streamed.ring_bytes
+    assert governor.ledger().pools["weights"].leased_bytes - before == streamed.ring_bytes
     model(torch.ones(1, 8))
     streamed.close()
-    assert governor.ledger().pools["other"].leased_bytes == before
+    assert governor.ledger().pools["weights"].leased_bytes == before
     with pytest.raises(RuntimeError, match="the weights were closed, and the model cannot run any more"):
         model(torch.ones(1, 8))
 
@@ -343,7 +343,7 @@ def test_the_ring_goes_with_the_model_or_with_the_governor(tmp_path):
             if model_first:
                 del model
                 gc.collect()
-                assert governor.ledger().pools["other"].leased_bytes == 0
+                assert governor.ledger().pools["weights"].leased_bytes == 0
         assert not any(one.name == "plimsoll-weights" for one in threading.enumerate())
 
 

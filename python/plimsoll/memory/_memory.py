@@ -36,6 +36,7 @@ _TAGS = {
     "features": _core.Tag.FEATURES,
     "loader": _core.Tag.LOADER,
     "pinned": _core.Tag.PINNED,
+    "weights": _core.Tag.WEIGHTS,
     "foreign": _core.Tag.FOREIGN,
     "other": _core.Tag.OTHER,
 }
@@ -43,6 +44,10 @@ _TAGS = {
 
 class _Closes(Protocol):
     def close(self) -> None: ...
+
+
+class _GivesBack(Protocol):
+    def give_back(self) -> None: ...
 
 
 class Lease:
@@ -164,6 +169,7 @@ class Governor:
         self._hears: Callable[[bool, PressureReport], None] | None = None  # Of a Run: takes a stop of the watcher.
         self._arena: Any = None
         self._parts: weakref.WeakSet[_Closes] = weakref.WeakSet()
+        self._on_their_way: weakref.WeakSet[_GivesBack] = weakref.WeakSet()  # To a device, before anybody needs them.
         machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         foreign_size = byte_size(foreign_bytes, "foreign_bytes", machine)
         self.devices: dict[str, DeviceMemory] = limited(devices) if devices else {}
@@ -552,10 +558,13 @@ def limits(memory_limit: int | str = "") -> LimitReport:
 
 
 def make_room(extension: Any) -> None:
-    """Before another try of what memory refused: ends what holds some for a moment only, and empties the caches of
-    `extension`, plimsoll._torch, and of devices. Errors: of a commit that was being written."""
+    """Before another try of what memory refused: ends what holds some for a moment only, gives back what is on its way to a device
+    before it is needed, and empties the caches of `extension`, plimsoll._torch, and of devices. Errors: of a commit that was being
+    written."""
     if (governor := Governor.current()) is not None:
         governor._before_retry()
+        for one in list(governor._on_their_way):
+            one.give_back()
     extension.purge()
     empty_device_caches()
 

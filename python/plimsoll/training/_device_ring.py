@@ -7,8 +7,11 @@ is memory of its own allocator, and goes back when the last tensor over it is go
 Two orders hold. A copy waits for what the compute stream had to do when the slot's memory was taken: the memory may be that of a
 block whose kernels have still to run. The compute stream waits for a copy before the slot is used, or let go unused.
 
+The first blocks stay on the device as far as its limit leaves room beside what steps reserve at most: one more with each step, and
+half as many after memory was refused, when all of them go at once.
+
 Threads: one copies; all else is for the thread that trains, and autograd's. Tensors may be let go by any.
-Memory:  slots × the largest block on the device, from its allocator. In host memory what the WeightRing leases.
+Memory:  slots × the largest block on the device, from its allocator, and blocks that stay. In host memory what the WeightRing leases.
 """
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,30 +29,31 @@ import torch
 from ._weight_ring import PATIENCE, WeightRing
 
 
+_FORGOTTEN = 64  # Passes, after which one block more may stay than before a refusal.
+
+
 class _Slot:
     """A block on the device, or on its way there."""
 
-    def __init__(self, ring: DeviceRing, block: int, after: Sequence[int]) -> None:
-        """Errors: torch.OutOfMemoryError."""
+    def __init__(self, ring: DeviceRing, block: int, after: Sequence[int], stays: bool = False) -> None:
+        """stays: it is none of the ring's slots. Errors: torch.OutOfMemoryError."""
         self.block, self.after, self.ready = block, after, None
         self.data = torch.empty(ring.slot_bytes, dtype=torch.uint8, device=ring.device)
         self.taken = ring.compute().record_event()
-        ring.alive += 1
-        weakref.finalize(self.data.untyped_storage(), ring.let_go).atexit = False
+        if not stays:
+            ring.alive += 1
+            weakref.finalize(self.data.untyped_storage(), ring.let_go).atexit = False
 
 
 class DeviceRing:
     """The weights of a WeightRing's blocks, on a device."""
 
-    def __init__(self, host: WeightRing, device: torch.device, slots: int) -> None:
-        """host: whose slots the device reads; this one's from now on."""
+    def __init__(self, host: WeightRing, device: torch.device, slots: int, room: Callable[[], int]) -> None:
+        """host: whose slots the device reads; this one's from now on. room: gives the bytes of the device that nothing has
+        reserved, in which blocks may stay."""
         self._host, self.device, self._slots = host, device, min(slots, host.count)
         self.slot_bytes = host.slot_bytes
         """Bytes of a slot on the device."""
-        self.bytes = host.bytes
-        """Bytes that are leased of host memory."""
-        self.device_bytes = self._slots * self.slot_bytes
-        """Bytes of all slots on the device."""
         self.stall_seconds = 0.0
         """Seconds that use() has waited for a copy to be under way."""
         self.alive = 0
@@ -60,8 +64,26 @@ class DeviceRing:
         self._there: list[_Slot] = []  # Until another block is used, and they are not wanted: the last one of forward is the first of backward.
         self._error: BaseException | None = None
         self._closed = False
+        self._staying: dict[int, _Slot] = {}  # By block.
+        self._stay, self._most, self._passes = 0, host.count, 0  # Blocks 0 to _stay − 1 stay; so many at most; passes since some were given back.
+        self._room = room
         self._thread = threading.Thread(target=self._copy_ahead, name="plimsoll-device-weights", daemon=True)
         self._thread.start()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that are leased of host memory."""
+        return self._host.bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of all slots on the device, and of blocks that stay there."""
+        return (self._slots + len(self._staying)) * self.slot_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of slots that stay a block's, a part of `bytes`."""
+        return self._host.kept_bytes
 
     def compute(self) -> torch.Stream:
         """Returns the stream that computes in this thread."""
@@ -81,8 +103,10 @@ class DeviceRing:
         """
         began = time.monotonic()
         with self._changed:
+            if block == 0:
+                self._passed()
             self._settle([block, *after])
-            slot = self._found(block) or self._made(block, after)
+            slot = self._found(block) or self._stayed(block) or self._made(block, after)
             while slot.ready is None:
                 self._must_go_on()
                 self._changed.wait()
@@ -90,12 +114,49 @@ class DeviceRing:
             self.compute().wait_event(slot.ready)
             tensors = self._host.parts(block, slot.data)
             for one in after:
-                if self._found(one) is None and self.alive < self._slots:
+                if self._found(one) is None and self._stayed(one) is None and self.alive < self._slots:
                     with contextlib.suppress(torch.OutOfMemoryError):  # Then it is copied when it is needed.
                         self._ask(one, [])
             return tensors
 
+    def _passed(self) -> None:
+        """Lets another block stay, if there is room for two."""
+        self._passes += 1
+        if self._passes % _FORGOTTEN == 0:
+            self._most = min(self._most + 1, self._host.count)
+        # A whole step comes first: what it reserves is no room.
+        if self._passes > 2 and len(self._staying) == self._stay < self._most and self._room() >= 2 * self.slot_bytes:
+            self._stay += 1
+
+    def _stayed(self, block: int) -> _Slot | None:
+        """Returns the slot of a block that stays from now on. None: it does not."""
+        if block >= self._stay:
+            return None
+        try:
+            slot = self._staying[block] = _Slot(self, block, [], stays=True)
+        except torch.OutOfMemoryError:
+            self._stay = block
+            return None
+        self._wanted.append(slot)
+        self._changed.notify_all()
+        return slot
+
+    def give_back(self) -> None:
+        """Gives back the memory of blocks that stay on the device: it was refused to somebody else."""
+        with self._changed:
+            if not self._staying:
+                return
+            self._most, self._stay, self._passes = len(self._staying) // 2, 0, 0
+            for slot in self._staying.values():
+                if slot.ready is not None:
+                    self.compute().wait_event(slot.ready)
+                else:  # It is on its way, and goes as one that is not wanted.
+                    self._there.append(slot)
+            self._staying.clear()
+
     def _found(self, block: int) -> _Slot | None:
+        if (slot := self._staying.get(block)) is not None:
+            return slot
         return next((one for one in self._there if one.block == block), None)
 
     def _ask(self, block: int, after: Sequence[int]) -> _Slot:
@@ -188,5 +249,6 @@ class DeviceRing:
         if threading.current_thread() is not self._thread:  # A model may go in any.
             self._thread.join()
         self._there.clear()
+        self._staying.clear()
         self._wanted.clear()
         self._host.close()

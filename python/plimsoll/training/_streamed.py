@@ -12,11 +12,12 @@ import functools
 import os
 import pathlib
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from .. import _core
 from ..core import _torch_gate
+from ..core._arrays import byte_size
 from ..core._folders import replaced
 from ..errors import CorruptError
 from ..memory._memory import Governor, format_bytes
@@ -36,7 +37,7 @@ _CACHES = ("cache", "past_key_value", "past_key_values", "layer_past")  # Of key
 
 def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
                   *, weights: str = "auto", slots: int = 2, device: str | torch.device | None = None,
-                  directory: str | os.PathLike[str] | None = None) -> StreamedWeights:
+                  cache_bytes: int | str | None = None, directory: str | os.PathLike[str] | None = None) -> StreamedWeights:
     """Leaves the frozen weights of the model's blocks on disk, and reads them ahead of use through a few slots.
 
         config = transformers.AutoConfig.from_pretrained("DIR")
@@ -64,6 +65,8 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
     slots:   blocks in memory at a time: 2 or more.
     device:  of torch's, where the model computes: all of it is moved there, and streamed weights come through two slots of
              pinned host memory to `slots` slots there. None: the model stays on the CPU.
+    cache_bytes: of host memory for blocks that stay there once they are read, as bytes or "8GiB". The governor takes it back when
+             it is needed. None: with a device half of what the governor has free, as a disk is slower than a bus; else 0.
     directory: of the written file; None: the open Run's folder, or as TrainingStep's.
 
     In a state_dict(), and so in a commit of a Run, the checksum of a weight stands in its place. Loaded again it
@@ -71,7 +74,8 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
     time or after the file was written. So a run goes on, streamed or resident, from the same files alone.
     Outside of its block a streamed parameter has its shape and dtype and no values: RuntimeError names it. In a
     forked process the model does not run. Caches of keys and values are left out where gradients are made.
-    Memory:  slots × the largest block, and 4 MiB, leased when it is made. With a device two of the host's, and `slots` there.
+    Memory:  slots × the largest block, 4 MiB, and cache_bytes, leased when it is made. With a device two slots of the host's, and
+             `slots` there.
     Errors:  BudgetExceeded; ValueError naming the argument or the parameter; NotFoundError; CorruptError; OSError.
     """
     _torch_gate.load()
@@ -91,7 +95,7 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
     _must_be_on_the_host(model, files is not None)
     where = _where(device)
     size = sum(owned.size for block in blocks for owned in block.owned)
-    streamed = weights == "streamed" or (weights == "auto" and 2 * size > _room(governor, where))
+    streamed = weights == "streamed" or (weights == "auto" and 2 * size > _room(governor, where)())
     places = None if files is None else _renamed(model, places_in(files))
     with contextlib.ExitStack() as undo:
         reader = WeightReader()
@@ -104,11 +108,15 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
             _fill(model, blocks, places, streamed, where)
         ring: WeightRing | DeviceRing | None = None
         if streamed:
-            ring = host = WeightRing([block.places for block in blocks], slots if where is None else _HOST_SLOTS, governor, reader, where)
+            cache = governor.ledger().free_bytes // 2 if where is not None else 0
+            if cache_bytes is not None:
+                cache = byte_size(cache_bytes, "cache_bytes")
+            ring = host = WeightRing([block.places for block in blocks], slots if where is None else _HOST_SLOTS, governor, reader, where, cache)
             undo.pop_all()
             undo.callback(host.close)
             if where is not None:
-                ring = DeviceRing(host, where, slots)
+                ring = DeviceRing(host, where, slots, _room(governor, where))
+                governor._on_their_way.add(ring)
             governor._adopt(ring)
         made = StreamedWeights(blocks, size, ring, where)
         if where is not None:
@@ -144,9 +152,14 @@ class StreamedWeights:
         return 0 if self._ring is None else self._ring.bytes
 
     @property
+    def kept_bytes(self) -> int:
+        """Bytes of blocks that stay in host memory, a part of ring_bytes."""
+        return 0 if self._ring is None else self._ring.kept_bytes
+
+    @property
     def device_bytes(self) -> int:
-        """Bytes of slots on the device."""
-        return getattr(self._ring, "device_bytes", 0)
+        """Bytes of slots on the device, and of blocks that stay there."""
+        return 0 if self._ring is None else self._ring.device_bytes
 
     @property
     def stall_seconds(self) -> float:
@@ -352,14 +365,14 @@ def _where(device: str | torch.device | None) -> torch.device | None:
     return torch.device(found.type, torch.accelerator.current_device_index() if found.index is None else found.index)
 
 
-def _room(governor: Governor, device: torch.device | None) -> int:
-    """Returns the bytes that are free where the model will be."""
+def _room(governor: Governor, device: torch.device | None) -> Callable[[], int]:
+    """Returns what gives the bytes that are free where the model will be. For a device it holds no governor: a ring keeps it."""
     import torch
 
     if device is None:
-        return governor.ledger().free_bytes
+        return lambda: governor.ledger().free_bytes
     limited = [one for one in governor.devices.values() if one.is_of(device)]
-    return limited[0].free_bytes if limited else int(torch.accelerator.get_memory_info(device)[0])
+    return lambda: limited[0].free_bytes if limited else int(torch.accelerator.get_memory_info(device)[0])
 
 
 def _renamed(model: Any, places: dict[str, Place]) -> dict[str, Place]:

@@ -4,12 +4,16 @@
 A slot belongs to whoever has tensors over it: the block that runs, and in backward the graph that saved its
 weights. Only when the last of them is gone is it read into again, so that no order of use gives stale values.
 
+The last blocks may have a slot each that stays theirs: they are read once, until the governor needs the memory. Which blocks those
+are does not matter, as steps go forward and back over all of them; the first ones may stay on a device.
+
 Threads: one reads; all else is for the thread that trains. Tensors may be let go by any.
-Memory:  slots × the largest block, and a piece of a file, leased when it is made.
+Memory:  slots × the largest block, and a piece of a file, leased when it is made; what is kept beside them.
 """
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import gc
 import mmap
@@ -17,16 +21,18 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from .. import _core
 from ..errors import BudgetExceeded
 from ..memory._memory import Governor, format_bytes
 from ._weight_files import READER_BYTES, Place, WeightReader, laid_out
 
 PATIENCE = 1.0  # Seconds, before slots that are in use are an error.
+_PORTABLE = 1  # cudaHostRegisterPortable: for all devices of the process.
 
 
 @dataclasses.dataclass
@@ -37,6 +43,10 @@ class _Slot:
     reading: bool = False
     users: int = 0
     """Arrays over it that are alive."""
+    kept: int | None = None
+    """Its number among the slots that stay a block's."""
+    full: bool = True
+    """Whether a kept one had the block when it was last looked at."""
 
 
 def _mapped(size: int) -> mmap.mmap:
@@ -66,13 +76,27 @@ def pinned(size: int, device: Any) -> Any:
     return memory
 
 
+def _cuda_driver() -> tuple[int, int]:
+    """Returns the addresses of cudaHostRegister and cudaHostUnregister in the runtime that torch has loaded."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        runtimes = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/libcudart" in line}
+    for runtime in sorted(runtimes):
+        library = ctypes.CDLL(runtime)
+        return tuple(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in ("cudaHostRegister", "cudaHostUnregister"))
+    return 0, 0
+
+
+DRIVERS: dict[str, Callable[[], tuple[int, int]]] = {"cuda": _cuda_driver}
+"""By the type of a device: what gives the addresses of C functions (data, size, flags) and (data) that register host memory and undo it."""
+
+
 class WeightRing:
     """The weights of blocks 0 to n − 1, each a list of places."""
 
     def __init__(self, blocks: Sequence[Sequence[Place]], slots: int, governor: Governor,
-                 reader: WeightReader | None = None, device: Any = None) -> None:
+                 reader: WeightReader | None = None, device: Any = None, cache_bytes: int = 0) -> None:
         """reader: who has opened files already; the ring's from now on. device: a torch.device that reads the slots by itself.
-        Errors: BudgetExceeded naming what is leased."""
+        cache_bytes: for blocks that have a slot of their own. Errors: BudgetExceeded naming what is leased."""
         self._blocks = blocks
         laid = [laid_out(block) for block in blocks]
         self._begins = [begins for begins, _ in laid]
@@ -80,15 +104,18 @@ class WeightRing:
         slots = min(slots, len(blocks))
         self.count, self.slots, self.slot_bytes = len(blocks), slots, max(size, 1)
         """Blocks; slots; and bytes of a slot."""
-        self.bytes = slots * -(-size // mmap.PAGESIZE) * mmap.PAGESIZE + READER_BYTES
-        """Bytes that are leased."""
+        stride = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._bytes, count = slots * stride + READER_BYTES, min(cache_bytes // max(stride, 1), len(blocks))
+        driver = DRIVERS[device.type]() if device is not None and device.type in DRIVERS else (0, 0)
         try:
-            self._lease = governor.reserve(self.bytes)
+            self._kept: _core.KeptSlots | None = _core.KeptSlots.open(governor._core, count, self.slot_bytes, self._bytes, *driver, _PORTABLE)
         except BudgetExceeded as error:
+            cached = f" and cache_bytes for {count} blocks" if count else ""
             raise governor.refusal(
-                "other", self.bytes, f"stream_frozen: {slots} slots of {format_bytes(size)}, the largest block, are "
+                "weights", self._bytes, f"stream_frozen: {slots} slots of {format_bytes(size)}, the largest block,{cached} are "
                 f"refused: {error}") from None
         self._slots = [_Slot(pinned(self.slot_bytes, device) if device is not None else _mapped(self.slot_bytes)) for _ in range(slots)]
+        self._own = [_Slot(self._kept.array(one), len(blocks) - 1 - one, kept=one, full=False) for one in range(count)]
         self._reader = reader or WeightReader()
         self._changed = threading.Condition()  # Guards slots and what follows.
         self._wanted = list(range(slots))  # Blocks, the next one first.
@@ -99,6 +126,19 @@ class WeightRing:
         """Seconds that use() has waited for the disk."""
         self._thread = threading.Thread(target=self._read_ahead, name="plimsoll-weights", daemon=True)
         self._thread.start()
+
+    device_bytes = 0
+    """Bytes on a device."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that are leased."""
+        return self._bytes + self.kept_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of slots that stay a block's."""
+        return self._kept.leased_bytes if self._kept is not None else 0
 
     def use(self, block: int, after: Sequence[int]) -> list[Any]:
         """The block's tensors, uint8, in the order of its places; the slot is theirs while one is alive.
@@ -137,12 +177,26 @@ class WeightRing:
             return self._tensors(slot)
 
     def _all_in_use(self) -> bool:
+        if any(one.reading for one in self._own):
+            return False
         if all(one.users for one in self._slots):
             gc.collect()
         return all(one.users for one in self._slots)
 
     def _slot_of(self, block: int) -> _Slot | None:
+        if (own := self._own_of(block)) is not None and own.full and not own.reading:
+            found = _core.Found.CONTENT if own.users else self._kept.take(own.kept)
+            if found == _core.Found.CONTENT:
+                return own
+            if found == _core.Found.ROOM:  # It went meanwhile, and its memory is back.
+                self._kept.give(own.kept, False)
+            own.full = False
         return next((one for one in self._slots if one.block == block and not one.reading), None)
+
+    def _own_of(self, block: int) -> _Slot | None:
+        """Returns the slot that stays the block's."""
+        last = self.count - 1 - block
+        return self._own[last] if last < len(self._own) else None
 
     def _tensors(self, slot: _Slot) -> list[Any]:
         import torch
@@ -161,6 +215,8 @@ class WeightRing:
             return  # A thread that is not there may have the lock.
         with self._changed:
             slot.users -= 1
+            if slot.kept is not None and not slot.users and self._kept is not None:
+                self._kept.give(slot.kept, True)
             self._changed.notify_all()
 
     # ---- The thread that reads ----
@@ -176,7 +232,9 @@ class WeightRing:
                         self._reader.read(place, memory[begin:begin + place.memory_bytes])
                 del memory
                 with self._changed:
-                    slot.reading = False
+                    slot.reading, slot.full = False, True
+                    if slot.kept is not None:
+                        self._kept.give(slot.kept, True)
                     self._changed.notify_all()
         except BaseException as error:  # Raised in the thread that trains.
             with self._changed:
@@ -191,6 +249,12 @@ class WeightRing:
                 for rank, block in enumerate(self._wanted):
                     if block in there:
                         continue
+                    if (own := self._own_of(block)) is not None:
+                        if own.users or own.full and self._kept.has_content(own.kept):
+                            continue
+                        if self._kept.take(own.kept) != _core.Found.NOTHING:
+                            own.reading = True
+                            return own
                     # Never in place of a block that is wanted earlier.
                     keep = self._wanted[:rank]
                     free = [one for one in self._slots if not one.users and not one.reading and one.block not in keep]
@@ -213,4 +277,7 @@ class WeightRing:
             self._thread.join()
         self._reader.close()
         self._slots.clear()
-        self._lease.close()
+        self._own.clear()
+        if self._kept is not None:
+            self._kept.give_back()
+        self._kept = None
