@@ -37,7 +37,8 @@ class _Slot:
 
     def __init__(self, ring: DeviceRing, block: int, after: Sequence[int], stays: bool = False) -> None:
         """stays: it is none of the ring's slots. Errors: torch.OutOfMemoryError."""
-        self.block, self.after, self.ready = block, after, None
+        self.block, self.after = block, after
+        self.ready: torch.Event | None = None
         self.data = torch.empty(ring.slot_bytes, dtype=torch.uint8, device=ring.device)
         self.taken = ring.compute().record_event()
         if not stays:

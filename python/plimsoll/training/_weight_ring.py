@@ -43,10 +43,37 @@ class _Slot:
     reading: bool = False
     users: int = 0
     """Arrays over it that are alive."""
-    kept: int | None = None
-    """Its number among the slots that stay a block's."""
-    full: bool = True
-    """Whether a kept one had the block when it was last looked at."""
+
+
+@dataclasses.dataclass
+class _OwnSlot(_Slot):
+    """A slot that stays its block's, unless the governor needs the memory meanwhile."""
+
+    slots: _core.KeptSlots = dataclasses.field(kw_only=True)
+    number: int = dataclasses.field(kw_only=True)
+    full: bool = False
+    """Whether it had the block when it was last looked at."""
+
+    def take(self) -> bool:
+        """Whether it is the block's, and in use from now on. Requires: it is not in use."""
+        found = self.slots.take(self.number)
+        if found == _core.Found.ROOM:
+            self.give(False)  # The block went, and memory has come again.
+        self.full = found == _core.Found.CONTENT
+        return self.full
+
+    def take_to_read(self) -> bool:
+        """Whether it has memory to read the block into, and is in use from now on. Requires: it is not in use."""
+        self.reading = self.slots.take(self.number) != _core.Found.NOTHING
+        return self.reading
+
+    def give(self, full: bool) -> None:
+        """It is not in use any more. full: it has the block."""
+        self.full = full
+        self.slots.give(self.number, full)
+
+    def has_block(self) -> bool:
+        return self.users > 0 or self.full and self.slots.has_content(self.number)
 
 
 def _mapped(size: int) -> mmap.mmap:
@@ -82,7 +109,8 @@ def _cuda_driver() -> tuple[int, int]:
         runtimes = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/libcudart" in line}
     for runtime in sorted(runtimes):
         library = ctypes.CDLL(runtime)
-        return tuple(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in ("cudaHostRegister", "cudaHostUnregister"))
+        add, remove = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in (library.cudaHostRegister, library.cudaHostUnregister))
+        return add, remove
     return 0, 0
 
 
@@ -115,7 +143,7 @@ class WeightRing:
                 "weights", self._bytes, f"stream_frozen: {slots} slots of {format_bytes(size)}, the largest block,{cached} are "
                 f"refused: {error}") from None
         self._slots = [_Slot(pinned(self.slot_bytes, device) if device is not None else _mapped(self.slot_bytes)) for _ in range(slots)]
-        self._own = [_Slot(self._kept.array(one), len(blocks) - 1 - one, kept=one, full=False) for one in range(count)]
+        self._own = [_OwnSlot(self._kept.array(one), len(blocks) - 1 - one, slots=self._kept, number=one) for one in range(count)]
         self._reader = reader or WeightReader()
         self._changed = threading.Condition()  # Guards slots and what follows.
         self._wanted = list(range(slots))  # Blocks, the next one first.
@@ -184,16 +212,11 @@ class WeightRing:
         return all(one.users for one in self._slots)
 
     def _slot_of(self, block: int) -> _Slot | None:
-        if (own := self._own_of(block)) is not None and own.full and not own.reading:
-            found = _core.Found.CONTENT if own.users else self._kept.take(own.kept)
-            if found == _core.Found.CONTENT:
-                return own
-            if found == _core.Found.ROOM:  # It went meanwhile, and its memory is back.
-                self._kept.give(own.kept, False)
-            own.full = False
+        if (own := self._own_of(block)) is not None and own.full and not own.reading and (own.users or own.take()):
+            return own
         return next((one for one in self._slots if one.block == block and not one.reading), None)
 
-    def _own_of(self, block: int) -> _Slot | None:
+    def _own_of(self, block: int) -> _OwnSlot | None:
         """Returns the slot that stays the block's."""
         last = self.count - 1 - block
         return self._own[last] if last < len(self._own) else None
@@ -215,8 +238,8 @@ class WeightRing:
             return  # A thread that is not there may have the lock.
         with self._changed:
             slot.users -= 1
-            if slot.kept is not None and not slot.users and self._kept is not None:
-                self._kept.give(slot.kept, True)
+            if isinstance(slot, _OwnSlot) and not slot.users:
+                slot.give(True)
             self._changed.notify_all()
 
     # ---- The thread that reads ----
@@ -232,9 +255,9 @@ class WeightRing:
                         self._reader.read(place, memory[begin:begin + place.memory_bytes])
                 del memory
                 with self._changed:
-                    slot.reading, slot.full = False, True
-                    if slot.kept is not None:
-                        self._kept.give(slot.kept, True)
+                    slot.reading = False
+                    if isinstance(slot, _OwnSlot):
+                        slot.give(True)
                     self._changed.notify_all()
         except BaseException as error:  # Raised in the thread that trains.
             with self._changed:
@@ -250,10 +273,9 @@ class WeightRing:
                     if block in there:
                         continue
                     if (own := self._own_of(block)) is not None:
-                        if own.users or own.full and self._kept.has_content(own.kept):
+                        if own.has_block():
                             continue
-                        if self._kept.take(own.kept) != _core.Found.NOTHING:
-                            own.reading = True
+                        if own.take_to_read():
                             return own
                     # Never in place of a block that is wanted earlier.
                     keep = self._wanted[:rank]
