@@ -113,7 +113,7 @@ Inside::~Inside() {
 namespace {
 
 std::mutex pinned_mutex;
-std::map<const char*, std::size_t> pinned_blocks;  // Bytes by address.
+std::map<const char*, std::size_t> pinned_blocks;  // Bytes by address; those of programs, too.
 at::HostStats pinned_stats;
 
 void free_pinned(void* data) {
@@ -167,6 +167,23 @@ bool is_pinned(const void* data) {
   const auto it = pinned_blocks.upper_bound(static_cast<const char*>(data));
   return it != pinned_blocks.begin() &&
          static_cast<const char*>(data) < std::prev(it)->first + std::prev(it)->second;
+}
+bool register_pinned(std::uintptr_t address, std::size_t bytes) {
+  const std::lock_guard lock(pinned_mutex);
+  const auto* begin = reinterpret_cast<const char*>(address);
+  const auto after = pinned_blocks.lower_bound(begin);
+  const bool meets_next = after != pinned_blocks.end() && after->first < begin + bytes;
+  const bool meets_last =
+      after != pinned_blocks.begin() && std::prev(after)->first + std::prev(after)->second > begin;
+  if (bytes == 0 || meets_next || meets_last) {
+    return false;
+  }
+  pinned_blocks[begin] = bytes;
+  return true;
+}
+bool unregister_pinned(std::uintptr_t address) {
+  const std::lock_guard lock(pinned_mutex);
+  return pinned_blocks.erase(reinterpret_cast<const char*>(address)) > 0;
 }
 at::HostAllocator* pinned_allocator() {
   return &host_allocator;

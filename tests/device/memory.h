@@ -142,5 +142,8 @@ struct Inside {
 };
 
 bool is_pinned(const void* data);
+/// Memory of the program's own, as cudaHostRegister() does it. False: some of it is pinned already.
+bool register_pinned(std::uintptr_t address, std::size_t bytes);
+bool unregister_pinned(std::uintptr_t address);  ///< False: none begins there.
 
 }  // namespace sim

@@ -37,6 +37,12 @@ class Worker {
     lock.unlock();
     TORCH_CHECK(wrong.empty(), "sim: a kernel that ran in a stream failed: ", wrong);
   }
+  // Gives back what work that is over kept.
+  void let_go() {
+    std::vector<std::shared_ptr<void>> over;
+    const std::lock_guard lock(mutex_);
+    over.swap(over_);
+  }
   bool idle() {
     const std::lock_guard lock(mutex_);
     return done_ == queued_;
@@ -176,6 +182,8 @@ void open_gates() {
 void record(const std::shared_ptr<Event>& event, int device, int stream) {
   std::unique_lock lock(event->mutex);
   event->clock = clock_of(device, stream);
+  event->device = device;
+  event->stream = stream;
   const std::uint64_t count = ++event->recorded;
   lock.unlock();
   enqueue(device, stream, [event, count] {
@@ -204,6 +212,9 @@ void synchronize(Event& event) {
   std::unique_lock lock(event.mutex);
   event.changed.wait(lock, [&event, count = event.recorded] { return event.reached >= count; });
   host_waited(event.clock);
+  const auto [device, stream] = std::pair(event.device, event.stream);
+  lock.unlock();
+  worker(device, stream).let_go();
 }
 
 }  // namespace sim

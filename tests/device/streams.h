@@ -79,6 +79,7 @@ struct Event {
   std::condition_variable changed;
   std::uint64_t recorded{0}, reached{0};
   std::int64_t nanoseconds{0};
+  int device{0}, stream{0};  // Of the last record().
   Clock clock{};
 };
 void record(const std::shared_ptr<Event>& event, int device, int stream);

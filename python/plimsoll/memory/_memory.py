@@ -45,6 +45,10 @@ class _Closes(Protocol):
     def close(self) -> None: ...
 
 
+class _GivesBack(Protocol):
+    def give_back(self) -> None: ...
+
+
 class Lease:
     """The right to hold a number of bytes, until it is closed; a context manager."""
 
@@ -164,6 +168,7 @@ class Governor:
         self._hears: Callable[[bool, PressureReport], None] | None = None  # Of a Run: takes a stop of the watcher.
         self._arena: Any = None
         self._parts: weakref.WeakSet[_Closes] = weakref.WeakSet()
+        self._on_their_way: weakref.WeakSet[_GivesBack] = weakref.WeakSet()  # To a device, before anybody needs them.
         machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         foreign_size = byte_size(foreign_bytes, "foreign_bytes", machine)
         self.devices: dict[str, DeviceMemory] = limited(devices) if devices else {}
@@ -551,11 +556,19 @@ def limits(memory_limit: int | str = "") -> LimitReport:
     return _core.limits(_size_text(memory_limit, "memory_limit"))
 
 
+def refused_by_device(governor: Governor, what: str, error: RuntimeError) -> Exception:
+    """Returns what to raise for torch's refusal: of a limited device the limit to try is named."""
+    return governor.device_refusal(f"{what}: {str(error).splitlines()[0]}") if governor.devices else error
+
+
 def make_room(extension: Any) -> None:
-    """Before another try of what memory refused: ends what holds some for a moment only, and empties the caches of
-    `extension`, plimsoll._torch, and of devices. Errors: of a commit that was being written."""
+    """Before another try of what memory refused: ends what holds some for a moment only, gives back what is on its way to a device
+    before it is needed, and empties the caches of `extension`, plimsoll._torch, and of devices. Errors: of a commit that was being
+    written."""
     if (governor := Governor.current()) is not None:
         governor._before_retry()
+        for one in list(governor._on_their_way):
+            one.give_back()
     extension.purge()
     empty_device_caches()
 
