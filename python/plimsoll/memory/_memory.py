@@ -169,6 +169,7 @@ class Governor:
         self._arena: Any = None
         self._parts: weakref.WeakSet[_Closes] = weakref.WeakSet()
         self._on_their_way: weakref.WeakSet[_GivesBack] = weakref.WeakSet()  # To a device, before anybody needs them.
+        self._row_ways: dict[Any, Any] = {}  # By device: of rows/_device_rows.py.
         machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         foreign_size = byte_size(foreign_bytes, "foreign_bytes", machine)
         self.devices: dict[str, DeviceMemory] = limited(devices) if devices else {}

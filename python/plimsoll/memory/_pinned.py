@@ -6,7 +6,7 @@ up to a power of two. Two orders hold for every copy to a device: it waits for w
 memory was taken, as that may be memory of kernels that have still to run; and the compute stream waits for it before the target is
 used, or let go unused.
 
-Reading order: pinned(), CopyStream, Pinned, HostSlots.
+Reading order: pinned(), CopyStream, Pinned, HostSlots, FromDevice.
 
 Threads: HostSlots has one that writes slots and begins copies; all else is for the thread that computes.
 Memory:  the slots, of the host's ledger under "pinned"; targets are the device allocator's.
@@ -57,7 +57,10 @@ def pinned(size: int, device: torch.device) -> np.ndarray:
 
     runtime: Any = getattr(torch.get_device_module(device), "cudart", None)
     if runtime is None:  # Of a device that is not CUDA's: torch knows how.
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+        try:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+        except RuntimeError as error:
+            raise NotPinned(f"{format_bytes(size)} of host memory could not be pinned for {device}: {str(error).splitlines()[0]}") from None
     array = np.frombuffer(mapped(size), dtype=np.uint8)
     status = int(runtime().cudaHostRegister(array.ctypes.data, size, _PORTABLE))
     if status != 0:
@@ -258,21 +261,32 @@ class HostSlots:
         fill: writes their values to tensors in host memory, in a thread of its own, once the slot's last copies are made.
         Errors: BudgetExceeded, where the host has no room for the slot; NotPinned; torch.OutOfMemoryError.
         """
-        import torch
-
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "plimsoll-copies")
         assert not self.busy
+        slot, targets, taken = self._taken(like)
+        sent = Sent(self._copies, targets, self._thread.submit(self._begin, slot, like, targets, taken, fill))
+        self._sent = weakref.ref(sent)
+        return sent
+
+    def bring(self, like: Sequence[Like], fill: Callable[[list[torch.Tensor]], object]) -> list[torch.Tensor]:
+        """Returns tensors on the device, for which the compute stream waits. `fill` runs in this thread. Errors: as send(), and fill's."""
+        slot, targets, taken = self._taken(like)
+        event, _ = self._begin(slot, like, targets, taken, fill)
+        self._copies.compute().wait_event(event)
+        return targets
+
+    def _taken(self, like: Sequence[Like]) -> tuple[_Slot, list[torch.Tensor], torch.Event]:
+        """Returns the next slot, with room, memory of the device, and when that was taken."""
+        import torch
+
         slot = self._slots[self._turn]
         if (size := bytes_of(like)) > slot.memory.size:
             slot.wait()
             slot.memory.grow(size)
         targets = [torch.empty_strided(one.shape, one.strides, dtype=one.dtype, device=self.device) for one in like]
-        taken = self._copies.compute().record_event()
-        sent = Sent(self._copies, targets, self._thread.submit(self._begin, slot, like, targets, taken, fill))
         self._turn = 1 - self._turn
-        self._sent = weakref.ref(sent)
-        return sent
+        return slot, targets, self._copies.compute().record_event()
 
     def _begin(self, slot: _Slot, like: Sequence[Like], targets: list[torch.Tensor], taken: torch.Event,
                fill: Callable[[list[torch.Tensor]], object]) -> tuple[torch.Event, list[torch.Tensor]]:
@@ -289,7 +303,7 @@ class HostSlots:
             sent.give_back()
 
     def close(self) -> None:
-        """Ends the thread and lets go of the slots."""
+        """Ends the thread and lets go of the slots. Does nothing in a forked process."""
         if os.getpid() != self._process:
             return
         if self._thread is not None:
@@ -298,3 +312,27 @@ class HostSlots:
         for slot in self._slots:
             slot.wait()
             slot.memory.close()
+
+
+class FromDevice:
+    """Pinned host memory in which tensors of a device arrive."""
+
+    def __init__(self, governor: Governor, device: torch.device) -> None:
+        """device: with its number."""
+        self._copies, self._memory = CopyStream(device), Pinned(governor, device)
+        governor._adopt(self)
+
+    def fetch(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns contiguous copies in host memory, until the next call. This thread waits for them, and for nothing else of the device.
+
+        Errors: BudgetExceeded; NotPinned.
+        """
+        like = [Like.dense(tuple(one.shape), one.dtype) for one in tensors]
+        self._memory.grow(bytes_of(like))
+        found = self._memory.views(like)
+        self._copies.copies(found, tensors, self._copies.compute().record_event()).synchronize()
+        return found
+
+    def close(self) -> None:
+        """Lets go of the memory."""
+        self._memory.close()
