@@ -307,6 +307,22 @@ def test_the_largest_batch_is_admitted_where_batches_are(tmp_path):
         batch = None
 
 
+def shared(path, brought):
+    """Bits of a run of two virtual workers, which have a batch each."""
+    with opened(path, virtual_workers=2) as run:
+        torch.manual_seed(1)
+        model = torch.nn.Linear(WIDTH, 3).to("sim")
+        run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        for batch in run.steps(run.loader(Numbers(), batch_size=4, device="sim" if brought else None), progress=False):
+            assert [one["x"].device.type for one in batch] == ["sim" if brought else "cpu"] * 2
+            run.step(lambda one: torch.nn.functional.cross_entropy(model(one["x"].to("sim")), one["y"].to("sim")), batch, loss="mean")
+        return [one.detach().cpu() for one in model.parameters()]
+
+
+def test_each_virtual_worker_has_its_batch_there(tmp_path):
+    assert same(shared(tmp_path / "a", True), shared(tmp_path / "b", False))
+
+
 # ---- plimsoll.Loader ----
 
 @pytest.fixture
@@ -348,6 +364,30 @@ def test_batches_of_features_come_to_the_device(items):
             assert equal(of(loader.next()), wanted[4]) and [equal(of(one), wanted[4 + k]) for k, one in enumerate(loader.epoch(1))] == [True] * 4
             del batch
         assert governor.ledger().pools["pinned"].leased_bytes == 0
+
+
+def learnt(path, items, where, until):
+    """Ids of the steps that are made now, and bits; a run is left after `until` steps."""
+    with opened(path) as run:
+        torch.manual_seed(1)
+        model = torch.nn.Linear(50, 1).to("sim")
+        run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-6))
+        loader, ids = plimsoll.Loader.open(run.governor, items, batch_rows=30, seed=2, device=where), []
+        for batch in run.steps(loader, epochs=2, commit_every_steps=1, progress=False):
+            ids.append(batch.ids.tolist())
+            run.step(lambda _, one=batch: model(one.tensor("image").to("sim")).square().mean(), batch.ids)
+            if run.steps_made + 1 == until:
+                raise KeyboardInterrupt
+        return ids, [one.detach().cpu() for one in model.parameters()]
+
+
+def test_a_run_goes_on_with_the_batch_after_its_last_though_another_was_on_its_way(items, tmp_path):
+    ids, bits = learnt(tmp_path / "whole", items, None, 0)
+    with pytest.raises(KeyboardInterrupt) as left:
+        learnt(tmp_path / "run", items, "sim", 3)
+    left.value.__traceback__ = left.value.__context__ = None
+    again, same_bits = learnt(tmp_path / "run", items, "sim", 0)
+    assert again == ids[-len(again):] and len(again) in (6, 7) and same(bits, same_bits)
 
 
 @pytest.mark.parametrize("place", ["host", "device", "driver"])

@@ -126,6 +126,7 @@ def test_a_model_that_does_not_fit_the_device_names_a_limit_to_try(folders, tmp_
             break
         except plimsoll.BudgetExceeded as refused:
             assert "for sim" in str(refused) and refused.smallest_limit_bytes > limit, refused
+            assert refused.tag == "sim" and {"tensors", "cache", "context"} <= refused.held_bytes.keys() and refused.held_bytes["context"] == 64 * MIB
             limit = refused.smallest_limit_bytes
         gc.collect()
         assert torch.accelerator.memory_allocated() == 0

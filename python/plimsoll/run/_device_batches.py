@@ -42,9 +42,8 @@ class DeviceBatches:
         coming = self._next(batches)
         try:
             while coming is not None:
-                batch, coming = coming.arrived(), None
+                ready, coming = [coming.arrived()], None
                 coming = self._next(batches)
-                ready, batch = [batch], None
                 yield ready.pop()  # Nobody else keeps it.
         finally:
             if coming is not None:

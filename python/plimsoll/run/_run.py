@@ -81,9 +81,9 @@ class Run:
     seed:         of Python's, NumPy's and torch's generators, the order, and rows.
     options:      what else decides the bits, such as {"lr": 1e-3}: kept in run.toml, and a start with
                   other values is refused with both. Before the first commit anything may change.
-    device_memory_limit: of torch's accelerator (each rank's own), or by device: {"cuda:1": "20GiB"}; as Governor's devices. None: no
-                  limit is imposed. Commits know on which kind of device each module was: another one has other bits, and
-                  is refused without accept=("device",).
+    device_memory_limit: of torch's accelerator (each rank's own), or by device: {"cuda:1": "20GiB"}; as Governor's devices. None: that
+                  of `plimsoll run --device-memory-limit`, or no limit. Commits know on which kind of device each module was:
+                  another one has other bits, and is refused without accept=("device",).
     foreign_bytes, disk_limit: as Governor's.
     compute_threads: torch's; None: as many as the run began with, or torch has.
     deterministic: operators that have no deterministic form raise; False: they run, and the same bits are
