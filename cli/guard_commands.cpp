@@ -20,6 +20,7 @@
 #include "run/ended_command.h"
 #include "run/page.h"
 #include "run/run_folder.h"
+#include "watch/device_limit.h"
 #include "watch/guard.h"
 #include "watch/keeper.h"
 #include "watch/progress.h"
@@ -32,6 +33,7 @@ namespace {
 struct RunOptions {
   std::vector<std::string> command{};
   std::string limit{};
+  std::string device_limit{};
   bool no_cgroup{false};
   std::int64_t restarts{0};
   std::string record{};
@@ -95,11 +97,12 @@ using Told = std::function<void(const std::string&)>;  // Takes the JSON of what
 // `keeper`: as GuardOptions has it.
 int run_command(const RunOptions& chosen, const std::optional<ProgressNote>& note, const Told& told,
                 pid_t keeper) {
-  if (chosen.limit.empty() && chosen.alerts.size.empty() && chosen.restarts == 0 &&
-      chosen.record.empty() && chosen.alerts.file.empty() && chosen.alerts.command.empty() &&
-      chosen.alerts.signals.empty()) {
+  if (chosen.limit.empty() && chosen.device_limit.empty() && chosen.alerts.size.empty() &&
+      chosen.restarts == 0 && chosen.record.empty() && chosen.alerts.file.empty() &&
+      chosen.alerts.command.empty() && chosen.alerts.signals.empty()) {
     return report(make_error(ErrorCode::kInvalidArgument, "neither a limit nor an alert",
-                             "give --memory-limit, --alert, --restarts, --record or --signal"),
+                             "give --memory-limit, --device-memory-limit, --alert, --restarts, "
+                             "--record or --signal"),
                   kUsageStatus);
   }
   GuardOptions options{
@@ -127,6 +130,15 @@ int run_command(const RunOptions& chosen, const std::optional<ProgressNote>& not
   if (options.limit_bytes > machine) {
     say(fmt::format("the limit is {}, but only {} are available now",
                     format_bytes(options.limit_bytes), format_bytes(machine)));
+  }
+  if (!chosen.device_limit.empty()) {
+    const auto told_first = limit_devices(chosen.device_limit);
+    if (!told_first) {
+      return report(told_first.error(), kUsageStatus);
+    }
+    if (!told_first->empty()) {
+      say(*told_first);
+    }
   }
   Restarts restarts{.most = chosen.restarts};
   auto done = run_guarded(options);
@@ -188,6 +200,8 @@ void add_guard_commands(CLI::App& app, int& status) {
   auto options = std::make_shared<RunOptions>();
   command->add_option("--memory-limit", options->limit,
                       "Memory limit of the command and its processes: 24GiB, 6GB, 25%");
+  command->add_option("--device-memory-limit", options->device_limit,
+                      "Memory limit of a GPU, for each process of the command: 20GiB, 80%");
   command->add_flag(
       "--no-cgroup", options->no_cgroup,
       "No memory cgroup is made: the command is measured, and stopped over the limit");
@@ -223,6 +237,10 @@ ended twice with no commit in between.
 In a cgroup the kernel would kill at the limit; with --signal the command hears of it before, so
 that it may save its work.
 
+With --device-memory-limit, a run of plimsoll in the command keeps the limit as its own. Any other
+program of torch 2.11 or later gets it as a share of the GPU (PYTORCH_CUDA_ALLOC_CONF): torch then
+gives its cache back at the limit, and raises OutOfMemoryError; the context is not part of it.
+
 With --record FOLDER, looks at the command (256 KiB, however long it runs) and how it ended stay in
 the folder: `plimsoll why FOLDER` tells the end, `plimsoll report FOLDER` draws it. A run keeps its
 own looks in its own folder, where its end is left as well.
@@ -230,6 +248,7 @@ own looks in its own folder, where its end is left as well.
 Examples:
   plimsoll run --memory-limit 24GiB -- python train.py
   plimsoll run --memory-limit 24GiB --restarts 10 -- python train.py
+  plimsoll run --memory-limit 24GiB --device-memory-limit 20GiB -- python train.py
   plimsoll run --memory-limit 24GiB --signal TERM,KILL -- python train.py
   plimsoll run --alert 40GiB --alert-command 'curl -d @- localhost:8080' -- python train.py)");
   command->callback(

@@ -26,6 +26,7 @@
 #include "cli/commands.h"
 #include "cli/watch_metrics.h"
 #include "plimsoll/bytes.h"
+#include "run/device_document.h"
 #include "run/progress.h"
 #include "run/run_folder.h"
 #include "watch/alerts.h"
@@ -141,6 +142,9 @@ std::string to_text(const Target& target, Watch& watch, const Room& room) {
                           : "");
     }
   }
+  for (const DeviceStatus& device : target.devices) {
+    text += fmt::format("  {:<14}{}\n", device.name, device_words(device));
+  }
   std::vector<std::string> processes;
   if (seen.tree.processes > 1) {
     add_tree(seen.tree.largest, 0, 0, processes);
@@ -178,6 +182,10 @@ std::string to_json(const Target& target, Watch& watch, const Room& room) {
     if (const std::int64_t bytes = watch.holdings().of(owner); bytes >= 0) {
       owners[owner_name(owner)] = bytes;
     }
+  }
+  auto& devices = json["devices"] = nlohmann::ordered_json::array();
+  for (const DeviceStatus& device : target.devices) {
+    devices.push_back(device_document(device));
   }
   auto& processes = json["processes"] = nlohmann::ordered_json::array();
   for (const ProcessUse& use : seen.tree.largest) {

@@ -67,9 +67,9 @@ def opened(name: str, needs_plimsoll: bool = True) -> Device:
         simulated.configure(**SIMULATED)
         import torch
 
-        from plimsoll.training import _weight_ring
+        from plimsoll.memory import _pinned
 
-        _weight_ring.DRIVERS[name] = simulated.host_driver
+        _pinned.DRIVERS[name] = simulated.host_driver
         return Device(name, torch.sim, True, f"simulated device (tests/device) on {platform.processor() or platform.machine()}")
     import torch
 

@@ -92,25 +92,26 @@ def _copies_end(device: Device) -> Callable[[], None]:
 @contextlib.contextmanager
 def _left_out(device: Device, missing: str) -> Iterator[None]:
     """Inside, streamed weights go without a wait. A ring that is closed waits for its copies, so they are let go."""
+    from plimsoll.memory._pinned import CopyStream
     from plimsoll.training._device_ring import DeviceRing
 
-    before, compute, close = DeviceRing.__init__, DeviceRing.compute, DeviceRing.close
+    before, compute, close = CopyStream.__init__, CopyStream.compute, DeviceRing.close
 
     let_go = _copies_end(device)
 
     def made(self: Any, *arguments: Any) -> None:
         before(self, *arguments)
-        self._copies = _Unordered(self._copies)
+        self._stream = _Unordered(self._stream)
 
     if missing.startswith("the copy"):
-        DeviceRing.__init__ = made  # type: ignore[method-assign]
+        CopyStream.__init__ = made  # type: ignore[method-assign]
     elif missing:
-        DeviceRing.compute = lambda self: _Unordered(compute(self))  # type: ignore[method-assign, assignment, return-value]
+        CopyStream.compute = lambda self: _Unordered(compute(self))  # type: ignore[method-assign, assignment, return-value]
         DeviceRing.close = lambda self: (let_go(), close(self))[1]  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        DeviceRing.__init__, DeviceRing.compute, DeviceRing.close = before, compute, close  # type: ignore[method-assign]
+        CopyStream.__init__, CopyStream.compute, DeviceRing.close = before, compute, close  # type: ignore[method-assign]
 
 
 class _Unordered:

@@ -6,13 +6,16 @@
 //
 // Threads: see bindings.h.   Memory: the exception objects.
 #include <exception>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 
 #include "base/crc32c.h"
 #include "bindings.h"
+#include "over_budget.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/result.h"
 #include "program_binding.h"
@@ -20,12 +23,28 @@
 namespace plimsoll::python {
 namespace {
 
+struct Kept {
+  std::weak_ptr<const std::string> text{};
+  OverBudget raised{};
+};
+Kept& kept() {
+  static Kept one;
+  return one;
+}
+
 nb::object over_budget(const nb::handle& type, const Error& error) {
   nb::dict held;
   for (int tag = 0; tag < kTagCount; ++tag) {
     held[tag_name(static_cast<Tag>(tag))] = error.held_bytes[static_cast<std::size_t>(tag)];
   }
-  return type(error.to_string(), tag_name(error.tag), error.requested_bytes, error.available_bytes,
+  std::string tag = tag_name(error.tag);
+  if (const auto raised = kept_over_budget(error)) {
+    tag = raised->tag;
+    for (const auto& [name, bytes] : raised->held_bytes) {
+      held[name.c_str()] = bytes;
+    }
+  }
+  return type(error.to_string(), tag, error.requested_bytes, error.available_bytes,
               error.limit_bytes, held, error.advice, error.smallest_limit_bytes);
 }
 
@@ -69,6 +88,15 @@ void raise(const Error& error) {
 }
 
 }  // namespace
+
+void keep_over_budget(const Error& error, OverBudget raised) {
+  kept() = {error.detail, std::move(raised)};
+}
+
+std::optional<OverBudget> kept_over_budget(const Error& error) {
+  const auto text = kept().text.lock();
+  return text != nullptr && text == error.detail ? std::optional(kept().raised) : std::nullopt;
+}
 
 // Registered once, by _core; nanobind shares translators between modules, so _torch has them too.
 void bind_errors() {

@@ -367,32 +367,33 @@ void bind_ledger(nb::module_& m) {
 }
 
 // Arrays over a slot keep all of them. A forked child has none of the memory.
-struct Kept {
-  ~Kept() { destroy_if_own(slots, mark); }
+struct OpenSlots {
+  ~OpenSlots() { destroy_if_own(slots, mark); }
 
   std::unique_ptr<KeptSlots> slots;
   ForkMark mark{};
 };
 
-std::shared_ptr<Kept> open_kept(const Governor& governor, std::int64_t count,
-                                std::int64_t slot_bytes, std::int64_t fixed_bytes,
-                                std::uintptr_t add, std::uintptr_t remove, unsigned flags) {
+std::shared_ptr<OpenSlots> open_kept(const Governor& governor, std::int64_t count,
+                                     std::int64_t slot_bytes, std::int64_t fixed_bytes,
+                                     std::uintptr_t add, std::uintptr_t remove, unsigned flags) {
   const HostRegistration driver{
       .add = reinterpret_cast<decltype(HostRegistration::add)>(add),           // NOLINT
       .remove = reinterpret_cast<decltype(HostRegistration::remove)>(remove),  // NOLINT
       .flags = flags};
-  return std::make_shared<Kept>(
+  return std::make_shared<OpenSlots>(
       KeptSlots::open(governor, count, slot_bytes, fixed_bytes, driver).or_throw());
 }
 
-LeasedArray kept_array(const std::shared_ptr<Kept>& kept, std::int64_t slot) {
+LeasedArray kept_array(const std::shared_ptr<OpenSlots>& kept, std::int64_t slot) {
   if (slot < 0 || slot >= kept->slots->count()) {
     throw nb::index_error("a slot that is not there");
   }
   const std::int64_t stride = kept->slots->stride();
   auto* const data = reinterpret_cast<std::uint8_t*>(kept->slots->data() + slot * stride);
-  const nb::capsule owner(new std::shared_ptr<Kept>(kept),
-                          [](void* p) noexcept { delete static_cast<std::shared_ptr<Kept>*>(p); });
+  const nb::capsule owner(new std::shared_ptr<OpenSlots>(kept), [](void* p) noexcept {
+    delete static_cast<std::shared_ptr<OpenSlots>*>(p);
+  });
   return LeasedArray(data, {static_cast<std::size_t>(stride)}, owner);
 }
 
@@ -401,9 +402,10 @@ void bind_kept(nb::module_& m) {
       .value("CONTENT", KeptSlots::Found::kContent)
       .value("ROOM", KeptSlots::Found::kRoom)
       .value("NOTHING", KeptSlots::Found::kNothing);
-  nb::class_<Kept>(m, "KeptSlots",
-                   "Equal pieces of memory whose content is found again, unless the memory was "
-                   "needed. All calls are quick, and may come from any thread.")
+  nb::class_<OpenSlots>(
+      m, "KeptSlots",
+      "Equal pieces of memory whose content is found again, unless the memory was "
+      "needed. All calls are quick, and may come from any thread.")
       .def_static("open", &open_kept, nb::arg("governor"), nb::arg("count"), nb::arg("slot_bytes"),
                   nb::arg("fixed_bytes"), nb::arg("add") = 0, nb::arg("remove") = 0,
                   nb::arg("flags") = 0, nb::call_guard<nb::gil_scoped_release>(),
@@ -411,26 +413,27 @@ void bind_kept(nb::module_& m) {
                   "of C functions that "
                   "register memory with a device's driver. Errors: BudgetExceeded, OSError.")
       .def(
-          "take", [](Kept& kept, std::int64_t slot) { return kept.slots->take(slot); },
+          "take", [](OpenSlots& kept, std::int64_t slot) { return kept.slots->take(slot); },
           nb::arg("slot"), "The slot's memory stays until give().")
       .def(
           "give",
-          [](Kept& kept, std::int64_t slot, bool has_content) {
+          [](OpenSlots& kept, std::int64_t slot, bool has_content) {
             kept.slots->give(slot, has_content);
           },
           nb::arg("slot"), nb::arg("has_content"), "From here on the slot's memory may go.")
       .def(
           "has_content",
-          [](Kept& kept, std::int64_t slot) { return kept.slots->has_content(slot); },
+          [](OpenSlots& kept, std::int64_t slot) { return kept.slots->has_content(slot); },
           nb::arg("slot"), "Whether take() would find the content now.")
       .def(
           "give_back",
-          [](Kept& kept) { return kept.slots->reclaim(PressureMove::kShrink, INT64_MAX); },
+          [](OpenSlots& kept) { return kept.slots->reclaim(PressureMove::kShrink, INT64_MAX); },
           "Gives the memory of slots that are not taken back to the system; returns the bytes.")
       .def("array", &kept_array, nb::arg("slot"),
            "uint8 [stride] over a slot. Requires: it is taken whenever the array is used.")
       .def_prop_ro(
-          "leased_bytes", [](Kept& kept) { return kept.slots->leased_bytes(); }, "Leased now.");
+          "leased_bytes", [](OpenSlots& kept) { return kept.slots->leased_bytes(); },
+          "Leased now.");
 }
 
 void bind_governor(nb::module_& m) {

@@ -23,6 +23,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "over_budget.h"
 #include "recipes/registry.h"
 #include "run/field_table.h"
 #include "run/recipe.h"
@@ -168,6 +169,7 @@ Error over_budget(const nb::handle raised, const std::string& text) {
   error.available_bytes = nb::cast<std::int64_t>(raised.attr("available_bytes"));
   error.limit_bytes = nb::cast<std::int64_t>(raised.attr("limit_bytes"));
   error.smallest_limit_bytes = nb::cast<std::int64_t>(raised.attr("smallest_limit_bytes"));
+  keep_over_budget(error, {tag, held});
   return error;
 }
 

@@ -213,18 +213,22 @@ const char* name_of(Request request) {
 
 void bind_run_folder(nb::module_& m) {
   const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
-  nb::class_<DeviceStatus>(m, "DeviceStatus",
-                           "A device's line of status.json. peak_bytes: the most that context and "
-                           "reserved memory were together.")
+  nb::class_<DeviceStatus>(
+      m, "DeviceStatus",
+      "A device's line of status.json. peak_bytes: the most that context and "
+      "reserved memory were together. others: other processes on it, in words; "
+      "others_bytes −1: nobody knows.")
       .def(
           "__init__",
           [](DeviceStatus* at, const std::string& name, const std::string& kind, std::int64_t limit,
-             std::int64_t context, std::int64_t allocated, std::int64_t reserved,
-             std::int64_t peak) {
-            new (at) DeviceStatus{name, kind, limit, context, allocated, reserved, peak};
+             std::int64_t context, std::int64_t allocated, std::int64_t reserved, std::int64_t peak,
+             std::int64_t others_bytes, const std::string& others) {
+            new (at) DeviceStatus{name,     kind, limit,        context, allocated,
+                                  reserved, peak, others_bytes, others};
           },
           nb::arg("name"), nb::arg("kind"), nb::arg("limit_bytes"), nb::arg("context_bytes"),
-          nb::arg("allocated_bytes"), nb::arg("reserved_bytes"), nb::arg("peak_bytes"));
+          nb::arg("allocated_bytes"), nb::arg("reserved_bytes"), nb::arg("peak_bytes"),
+          nb::arg("others_bytes") = -1, nb::arg("others") = "");
   nb::class_<RunStatus>(m, "RunStatus",
                         "Content of status.json; bytes are filled in by read_memory().")
       .def(nb::init<>())

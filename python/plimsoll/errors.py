@@ -23,12 +23,12 @@ class BudgetExceeded(MemoryError):
 
     tag: str
     """The holder whose bytes were asked for: "tensors", "rows", "features", "loader", "pinned", "weights", "foreign",
-    "other"."""
+    "other"; or the name of a device that refused, such as "cuda"."""
     requested_bytes: int
     available_bytes: int
     limit_bytes: int
     held_bytes: dict[str, int]
-    """Bytes that are held, by tag of the holder."""
+    """Bytes that are held, by tag of the holder; of a device by "tensors", "cache" and "context"."""
     advice: str
     """Which option to change."""
     smallest_limit_bytes: int

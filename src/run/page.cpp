@@ -118,6 +118,7 @@ class Page {
     end_box();
     holders();
     memory();
+    devices();
     curves();
     acts();
     advice();
@@ -285,6 +286,32 @@ class Page {
         memory_picture(points, marks, PictureUnit::kSeconds) +
         "<p class='sub'>Time of running. ▲ commit, orange: memory given back under pressure, red "
         "tick: a refusal, red line: the end.</p>";
+  }
+
+  void devices() {
+    if (!why_.run || why_.run->status.devices.empty()) {
+      return;
+    }
+    out_ +=
+        "<h2>Device memory</h2><table><tr><th>device</th><th>tensors</th><th>cache</th>"
+        "<th>context</th><th>peak</th><th>limit</th><th>others</th></tr>";
+    for (const DeviceStatus& one : why_.run->status.devices) {
+      out_ += fmt::format(
+          "<tr><td>{}, {}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>"
+          "<td>{}</td></tr>",
+          text_of(one.name), text_of(one.kind), format_bytes(one.allocated_bytes),
+          format_bytes(one.reserved_bytes - one.allocated_bytes), format_bytes(one.context_bytes),
+          format_bytes(one.peak_bytes), format_bytes(one.limit_bytes), text_of(one.others));
+    }
+    out_ += "</table>";
+    for (const auto& [name, series] : events_.devices) {
+      std::vector<std::pair<double, double>> held;
+      for (const auto& [time, bytes] : series.points()) {
+        held.emplace_back(time_.at(time), bytes / static_cast<double>(1LL << 30));
+      }
+      out_ += line_picture(fmt::format("GiB held of {}, at commits", name), held, 0, time_.end(),
+                           PictureUnit::kSeconds);
+    }
   }
 
   void add_marks(std::vector<PictureMark>& marks) const {

@@ -44,11 +44,28 @@ void keep_newest(std::vector<PageEvents::Line>& lines, const EventJson& event, s
 }
 
 std::string limit_text(const EventJson& event) {
-  return event.contains("message")
-             ? fmt::format("{} was asked for, and refused: {}", text_in(event, "asked"),
-                           text_in(event, "message"))
-             : fmt::format("{}, was {}", format_bytes(integer_in(event, "limit_bytes")),
-                           format_bytes(integer_in(event, "before_bytes")));
+  return event.contains("message") ? fmt::format("{} was asked for, and refused: {}",
+                                                 text_in(event, "asked"), text_in(event, "message"))
+                                   : fmt::format("{}{}{}, was {}", text_in(event, "device"),
+                                                 event.contains("device") ? ": " : "",
+                                                 format_bytes(integer_in(event, "limit_bytes")),
+                                                 format_bytes(integer_in(event, "before_bytes")));
+}
+
+// "cuda/reserved_bytes" and the context of the same device.
+void take_devices(PageEvents& found, const EventJson& event) {
+  constexpr std::string_view kReserved = "/reserved_bytes";
+  for (const auto& [key, value] : event.items()) {
+    if (!key.ends_with(kReserved) || !value.is_number_integer()) {
+      continue;
+    }
+    const std::string name = key.substr(0, key.size() - kReserved.size());
+    if (found.devices.contains(name) || found.devices.size() < PageEvents::kDevicesMost) {
+      const std::int64_t context = integer_in(event, (name + "/context_bytes").c_str());
+      found.devices[name].add(real_in(event, "time"),
+                              static_cast<double>(value.get<std::int64_t>() + context));
+    }
+  }
 }
 
 void take_eviction(PageEvents& found, const EventJson& event) {
@@ -86,6 +103,8 @@ void take(PageEvents& found, const EventJson& event) {
   } else if (name == "cleanup") {
     ++found.cleanups;
     found.cleanup_bytes += std::max<std::int64_t>(integer_in(event, "freed_bytes"), 0);
+  } else if (name == "device") {
+    take_devices(found, event);
   } else if (name == "limit") {
     keep_newest(found.limits, event, limit_text(event));
   } else if (name == "verdict") {

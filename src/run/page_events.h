@@ -3,8 +3,8 @@
 // PageEvents: what a report takes from events.jsonl, in one pass and in bounded memory.
 //
 // Threads: pure functions.
-// Memory:  kPointsMost points a series, kLinesMost lines and kOwnersMost owners, however long the
-//          file is; one line of it.
+// Memory:  kPointsMost points a series, kLinesMost lines, kOwnersMost owners and kDevicesMost
+//          devices, however long the file is; one line of it.
 #pragma once
 
 #include <cstdint>
@@ -39,9 +39,11 @@ class ThinnedSeries {
 struct PageEvents {
   static constexpr std::size_t kLinesMost = 20;
   static constexpr std::size_t kOwnersMost = 32;
+  static constexpr std::size_t kDevicesMost = 16;
 
-  ThinnedSeries loss{};     ///< Of events "step".
-  ThinnedSeries commits{};  ///< (time, step).
+  ThinnedSeries loss{};                            ///< Of events "step".
+  ThinnedSeries commits{};                         ///< (time, step).
+  std::map<std::string, ThinnedSeries> devices{};  ///< (time, bytes held) by a device's name.
   std::int64_t commit_count{0};
   double commit_seconds_most{0};
   double stall_seconds{0};  ///< That loops waited for commits, in all.

@@ -77,7 +77,12 @@ struct DeviceStatus {
   std::int64_t allocated_bytes{0};  ///< Tensors.
   std::int64_t reserved_bytes{0};   ///< Tensors and torch's cache.
   std::int64_t peak_bytes{0};       ///< The most that context and reserved memory were together.
+  std::int64_t others_bytes{-1};    ///< Of other processes on the device; −1: nobody knows.
+  std::string others{};             ///< Who they are, in words.
 };
+/// "9.0 GiB held (peak 9.5 GiB): tensors 8.0 GiB, cache 512.0 MiB, context 500.0 MiB; limit 20.0
+/// GiB", and other processes where they are known.
+[[nodiscard]] std::string device_words(const DeviceStatus& device);
 
 struct RunStatus {
   /// starting running paused evaluating stopped finished failed, "paused: disk full".

@@ -20,6 +20,7 @@
 #include "os/file.h"
 #include "os/room.h"
 #include "plimsoll/bytes.h"
+#include "run/device_document.h"
 #include "run/json_values.h"
 #include "run/progress.h"
 #include "run/recipe.h"
@@ -128,16 +129,6 @@ class EventLine {
   std::size_t size_{0};
 };
 
-nlohmann::ordered_json to_document(const DeviceStatus& device) {
-  return {{"name", device.name},
-          {"kind", device.kind},
-          {"limit_bytes", device.limit_bytes},
-          {"context_bytes", device.context_bytes},
-          {"allocated_bytes", device.allocated_bytes},
-          {"reserved_bytes", device.reserved_bytes},
-          {"peak_bytes", device.peak_bytes}};
-}
-
 nlohmann::ordered_json to_document(const RunStatus& status) {
   nlohmann::ordered_json json{
       {"status", status.status},
@@ -168,18 +159,9 @@ nlohmann::ordered_json to_document(const RunStatus& status) {
   }
   auto& devices = json["devices"] = nlohmann::ordered_json::array();
   for (const DeviceStatus& device : status.devices) {
-    devices.push_back(to_document(device));
+    devices.push_back(device_document(device));
   }
   return json;
-}
-
-std::string device_text(const DeviceStatus& device) {
-  return fmt::format(
-      "  device    {} held (peak {}): tensors {}, cache {}, context {}; limit {}\n            {}\n",
-      format_bytes(device.context_bytes + device.reserved_bytes), format_bytes(device.peak_bytes),
-      format_bytes(device.allocated_bytes),
-      format_bytes(device.reserved_bytes - device.allocated_bytes),
-      format_bytes(device.context_bytes), format_bytes(device.limit_bytes), device.kind);
 }
 
 /// Reads members of an object; a missing or mistyped one keeps its default.
@@ -217,6 +199,8 @@ DeviceStatus device_from(const nlohmann::json& json) {
   members.integer("allocated_bytes", device.allocated_bytes);
   members.integer("reserved_bytes", device.reserved_bytes);
   members.integer("peak_bytes", device.peak_bytes);
+  members.integer("others_bytes", device.others_bytes);
+  members.text("others", device.others);
   return device;
 }
 
@@ -542,7 +526,7 @@ std::string RunView::to_text() const {
   }
   text += owners.empty() ? "" : fmt::format("            {}\n", owners);
   for (const DeviceStatus& device : status.devices) {
-    text += device_text(device);
+    text += fmt::format("  device    {}\n            {}\n", device_words(device), device.kind);
   }
   text += unit != "rows" ? "" : fmt::format("  store     {:.1f} % hits\n", 100 * status.hit_rate);
   text += status.checkpoint_step < 0

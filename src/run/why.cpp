@@ -129,6 +129,7 @@ class Explanation {
       without_a_word(last);
     }
     add_looks(last);
+    add_devices();
     add_commit();
   }
 
@@ -396,6 +397,15 @@ class Explanation {
                           format_bytes(owners[at].first));
     }
     say(held);
+  }
+
+  void add_devices() {
+    if (!why_.run) {
+      return;
+    }
+    for (const DeviceStatus& device : why_.run->status.devices) {
+      say(fmt::format("{}: {}", device.kind, device_words(device)));
+    }
   }
 
   void add_commit() {

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "run/device_document.h"
 #include "run/json_values.h"
 #include "run/why.h"
 
@@ -35,6 +36,10 @@ std::string Why::to_json() const {
   }
   if (run) {
     json["checkpoint_step"] = run->status.checkpoint_step;
+    auto& devices = json["devices"] = nlohmann::ordered_json::array();
+    for (const DeviceStatus& device : run->status.devices) {
+      devices.push_back(device_document(device));
+    }
   }
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }

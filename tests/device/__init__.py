@@ -209,6 +209,18 @@ def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None
     configure(_index(device), fraction=fraction)
 
 
+class cudart:
+    """As torch.cuda.cudart() has it; 712 and 713 are CUDA's numbers for memory that is registered already, and that is not."""
+
+    @staticmethod
+    def cudaHostRegister(address: int, size: int, flags: int) -> int:
+        return 0 if _sim.register_pinned(address, size) else 712
+
+    @staticmethod
+    def cudaHostUnregister(address: int) -> int:
+        return 0 if _sim.unregister_pinned(address) else 713
+
+
 Stream, Event = torch.Stream, torch.Event
 synchronize, current_stream, set_stream = torch.accelerator.synchronize, torch.accelerator.current_stream, torch.accelerator.set_stream
 empty_cache, memory_stats = torch.accelerator.empty_cache, torch.accelerator.memory_stats

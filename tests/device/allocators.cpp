@@ -113,7 +113,7 @@ Inside::~Inside() {
 namespace {
 
 std::mutex pinned_mutex;
-std::map<const char*, std::size_t> pinned_blocks;  // Bytes by address.
+std::map<const char*, std::size_t> pinned_blocks;  // Bytes by address; those of programs, too.
 at::HostStats pinned_stats;
 
 void free_pinned(void* data) {
@@ -126,16 +126,6 @@ void free_pinned(void* data) {
   pinned_stats.active_bytes.decrease(it->second);
   munmap(data, it->second);
   pinned_blocks.erase(it);
-}
-
-// What a driver's register and unregister do: 0, or CUDA's number of the error.
-int register_host(void* data, std::size_t size, unsigned /*flags*/) {
-  const std::lock_guard lock(pinned_mutex);
-  return pinned_blocks.emplace(static_cast<char*>(data), size).second ? 0 : 712;
-}
-int unregister_host(void* data) {
-  const std::lock_guard lock(pinned_mutex);
-  return pinned_blocks.erase(static_cast<char*>(data)) == 1 ? 0 : 713;
 }
 
 struct HostAllocator final : at::HostAllocator {
@@ -172,16 +162,37 @@ HostAllocator host_allocator;
 
 }  // namespace
 
-std::pair<std::uintptr_t, std::uintptr_t> host_driver() {
-  return {reinterpret_cast<std::uintptr_t>(&register_host),
-          reinterpret_cast<std::uintptr_t>(&unregister_host)};
-}
-
 bool is_pinned(const void* data) {
   const std::lock_guard lock(pinned_mutex);
   const auto it = pinned_blocks.upper_bound(static_cast<const char*>(data));
   return it != pinned_blocks.begin() &&
          static_cast<const char*>(data) < std::prev(it)->first + std::prev(it)->second;
+}
+bool register_pinned(std::uintptr_t address, std::size_t bytes) {
+  const std::lock_guard lock(pinned_mutex);
+  const auto* begin = reinterpret_cast<const char*>(address);
+  const auto after = pinned_blocks.lower_bound(begin);
+  const bool meets_next = after != pinned_blocks.end() && after->first < begin + bytes;
+  const bool meets_last =
+      after != pinned_blocks.begin() && std::prev(after)->first + std::prev(after)->second > begin;
+  if (bytes == 0 || meets_next || meets_last) {
+    return false;
+  }
+  pinned_blocks[begin] = bytes;
+  return true;
+}
+bool unregister_pinned(std::uintptr_t address) {
+  const std::lock_guard lock(pinned_mutex);
+  return pinned_blocks.erase(reinterpret_cast<const char*>(address)) > 0;
+}
+std::pair<std::uintptr_t, std::uintptr_t> host_driver() {
+  int (*const add)(void*, std::size_t, unsigned) = [](void* data, std::size_t size, unsigned) {
+    return register_pinned(reinterpret_cast<std::uintptr_t>(data), size) ? 0 : 712;
+  };
+  int (*const remove)(void*) = [](void* data) {
+    return unregister_pinned(reinterpret_cast<std::uintptr_t>(data)) ? 0 : 713;
+  };
+  return {reinterpret_cast<std::uintptr_t>(add), reinterpret_cast<std::uintptr_t>(remove)};
 }
 at::HostAllocator* pinned_allocator() {
   return &host_allocator;

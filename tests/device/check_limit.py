@@ -6,6 +6,8 @@ import os
 import pathlib
 import random
 import subprocess
+import sys
+import types
 
 import pytest
 import torch
@@ -81,7 +83,7 @@ def test_random_requests_never_pass_it():
 
 
 @pytest.mark.parametrize("devices, text", [
-    ({"tpu": "1GiB"}, "'tpu' is no device of torch's"), ({"cpu": "1GiB"}, "no limit of 'cpu'"), ({"sim:3": "1GiB"}, "'sim:3' is not there"),
+    ({"tpu": "1GiB"}, "devices: 'tpu' is no device of torch's"), ({"cpu": "1GiB"}, "no limit of 'cpu'"), ({"sim:3": "1GiB"}, "'sim:3' is not there"),
     ({"sim": "much"}, "devices: sim: "), ({"sim": -1}, "devices: sim: ")])
 def test_what_cannot_be_limited_is_refused_and_leaves_no_governor(devices, text):
     with pytest.raises(ValueError, match=text):
@@ -224,16 +226,132 @@ def test_a_run_keeps_the_limit_and_says_what_is_held_of_it(limit, tmp_path):
     assert json.loads(status_of(tmp_path / "run", "--json"))["devices"] == [line]
 
 
+def told_by(command, path, *options):
+    return subprocess.run([PROGRAM, command, path, *options], text=True, capture_output=True, check=True).stdout
+
+
+def test_watch_why_and_the_report_have_the_device(tmp_path):
+    path, looks = tmp_path / "run", []
+
+    def within(made):
+        if made.steps_made == 1:
+            looks.extend(told_by("watch", path, "--once", *options) for options in ((), ("--json",)))
+        return False
+
+    run(path, within=within)
+    held = "context 96.0 MiB; limit 400.0 MiB"
+    assert "\n  sim           " in looks[0] and held in looks[0]
+    assert json.loads(looks[1])["devices"][0]["context_bytes"] == CONTEXT
+    assert "\n  sim (simulated): 98.0 MiB held" in told_by("why", path) and held in told_by("why", path)
+    line = json.loads((path / "status.json").read_text())["devices"]
+    assert json.loads(told_by("why", path, "--json"))["devices"] == line and line[0]["others_bytes"] is None and line[0]["others"] == ""
+    told_by("report", path)
+    page = (path / "report.html").read_text()
+    assert "<h2>Device memory</h2>" in page and "<td>sim, sim (simulated)</td>" in page and "GiB held of sim, at commits" in page
+
+
+def test_a_run_takes_the_limit_of_plimsoll_run_around_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLIMSOLL_DEVICE_MEMORY_LIMIT", "30%")
+    told, _ = run(tmp_path / "a", None)
+    assert told[0][0]["limit_bytes"] == int(0.3 * (1 << 30))
+    told, _ = run(tmp_path / "b", "400MiB")  # Its own goes before.
+    assert told[0][0]["limit_bytes"] == 400 * MIB
+    monkeypatch.setenv("PLIMSOLL_DEVICE_MEMORY_LIMIT", "much")
+    with pytest.raises(ValueError, match="^device_memory_limit: sim: "):
+        run(tmp_path / "c", None)
+
+
+# ---- Other processes on the card, by nvidia-ml-py ----
+
+class NVMLError(Exception):
+    pass
+
+
+class Driver:
+    """The module pynvml: those of its functions that are used, with their signatures. Processes: (PID, bytes or None, name)."""
+
+    NVMLError = NVMLError
+
+    def __init__(self, compute, graphics=(), fails=""):
+        self.compute, self.graphics, self.fails, self.open = compute, graphics, fails, 0
+
+    def nvmlInit(self):
+        self._may_fail("nvmlInit")
+        self.open += 1
+
+    def nvmlShutdown(self):
+        self.open -= 1
+
+    def _may_fail(self, name):
+        if self.fails == name:
+            raise NVMLError(name)
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        assert uuid == "GPU-1234" and self.open == 1
+        return "handle"
+
+    def _those(self, handle, some):
+        assert handle == "handle" and self.open == 1
+        return [types.SimpleNamespace(pid=pid, usedGpuMemory=size, gpuInstanceId=None, computeInstanceId=None) for pid, size, _ in some]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        self._may_fail("nvmlDeviceGetComputeRunningProcesses")
+        return self._those(handle, self.compute)
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle):
+        return self._those(handle, self.graphics)
+
+    def nvmlSystemGetProcessName(self, pid):
+        found = next(name for one, _, name in [*self.compute, *self.graphics] if one == pid)
+        if found is None:
+            raise NVMLError("ended")
+        return found
+
+
+ME = (os.getpid(), 500 * MIB, "python")
+
+
+@pytest.mark.parametrize("compute, graphics, size, text", [
+    ([ME], [], 0, ""),
+    ([ME, (4711, 4 << 30, "/usr/bin/python3")], [], 4 << 30, "1 other process holds 4.0 GiB: python3 (PID 4711) 4.0 GiB"),
+    ([ME, (7, 1 << 30, b"/opt/serve")], [(7, 2 << 30, b"/opt/serve"), (9, None, None)], 2 << 30,
+     "2 other processes hold 2.0 GiB: serve (PID 7) 2.0 GiB, a process (PID 9) 0 B"),
+    ([ME, *((pid, pid * MIB, "x") for pid in (1, 2, 3, 4))], [], 10 * MIB,
+     "4 other processes hold 10.0 MiB: x (PID 4) 4.0 MiB, x (PID 3) 3.0 MiB, x (PID 2) 2.0 MiB and others"),
+    ([(4711, 4 << 30, "python")], [], None, "")])  # This process has another number there.
+def test_other_processes_on_the_card_are_told(compute, graphics, size, text, tmp_path, monkeypatch):
+    driver = Driver(compute, graphics)
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    monkeypatch.setattr(device, "get_device_properties", lambda index: types.SimpleNamespace(uuid="1234"), raising=False)
+    told, _ = run(tmp_path / "run")
+    assert (told[0][0]["others_bytes"], told[0][0]["others"]) == (size, text) and driver.open == 0
+    assert (text in status_of(tmp_path / "run") and text in told_by("why", tmp_path / "run")) if text else "other process" not in status_of(tmp_path / "run")
+    with governor("400MiB") as held:
+        assert held.devices["sim"].explain().endswith(text or "context 96.0 MiB")
+
+
+@pytest.mark.parametrize("fails", ["nvmlInit", "nvmlDeviceGetComputeRunningProcesses", "no package", "no uuid"])
+def test_where_the_driver_tells_nothing_nothing_is_said(fails, tmp_path, monkeypatch):
+    driver = Driver([ME, (1, 1, "x")], fails=fails)
+    monkeypatch.setitem(sys.modules, "pynvml", None if fails == "no package" else driver)
+    if fails != "no uuid":
+        monkeypatch.setattr(device, "get_device_properties", lambda index: types.SimpleNamespace(uuid="1234"), raising=False)
+    told, _ = run(tmp_path / "run")
+    assert (told[0][0]["others_bytes"], told[0][0]["others"]) == (None, "") and driver.open == 0
+
+
 def test_a_run_without_a_limit_of_a_device_says_none(tmp_path):
     told, _ = run(tmp_path / "run", None)
     assert told == [[], []]
 
 
 def test_a_limit_that_no_run_can_have_leaves_no_run_behind(tmp_path):
-    with pytest.raises(plimsoll.BudgetExceeded, match="less than its context"):
+    with pytest.raises(plimsoll.BudgetExceeded, match="^device_memory_limit: a limit of 50.0 MiB for sim is less than its context"):
         run(tmp_path / "run", "50MiB")
-    with pytest.raises(ValueError, match="'tpu' is no device of torch's"):
-        run(tmp_path / "run", {"tpu": "1GiB"})
+    for limit, text in (({"tpu": "1GiB"}, "'tpu' is no device of torch's"), ({"sim": "much"}, "sim: "), ({"cpu": "1GiB"}, "no limit of 'cpu'"),
+                        ({"sim:3": "1GiB"}, "'sim:3' is not there")):
+        with pytest.raises(ValueError, match=f"^device_memory_limit: {text}"):
+            run(tmp_path / "run", limit)
     run(tmp_path / "run")
 
 

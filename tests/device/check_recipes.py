@@ -12,12 +12,12 @@ import plimsoll
 
 plimsoll.Governor("3GiB", foreign_bytes="1GiB").close()  # Before the first tensor of the device.
 
-from plimsoll.training import _weight_ring
+from plimsoll.memory import _pinned
 from tests import device
 from tests.support import chat_models, vision_models
 from tests.support.killed_recipes import killed
 
-_weight_ring.DRIVERS["sim"] = device.host_driver
+_pinned.DRIVERS["sim"] = device.host_driver
 MIB = 1 << 20
 QUICK = {"memory_limit": "4GiB", "foreign_bytes": "2GiB", "compute_threads": 1, "progress": False, "sequence_length": 64, "lora_r": 4,
          "accumulate": 2, "lr": 1e-2, "seed": 3, "lora_dropout": 0.2, "checkpoint_every_n_steps": 4}
@@ -139,6 +139,7 @@ def test_a_model_that_does_not_fit_the_device_names_a_limit_to_try(folders, tmp_
             break
         except plimsoll.BudgetExceeded as refused:
             assert "for sim" in str(refused) and refused.smallest_limit_bytes > limit, refused
+            assert refused.tag == "sim" and {"tensors", "cache", "context"} <= refused.held_bytes.keys() and refused.held_bytes["context"] == 64 * MIB
             limit = refused.smallest_limit_bytes
         gc.collect()
         assert torch.accelerator.memory_allocated() == 0

@@ -10,10 +10,11 @@ import plimsoll
 
 plimsoll.Governor("3GiB", foreign_bytes="1GiB").close()  # Before the first tensor of the device.
 
-from plimsoll.training import _device_ring, _weight_files, _weight_ring
+from plimsoll.memory import _pinned
+from plimsoll.training import _device_ring, _weight_files
 from tests import device
 
-_weight_ring.DRIVERS["sim"] = device.host_driver
+_pinned.DRIVERS["sim"] = device.host_driver
 MIB = 1 << 20
 BLOCKS = 8
 
@@ -182,18 +183,18 @@ class Unordered:
 @pytest.mark.parametrize("missing", ["copies wait", "compute waits"])
 def test_a_wait_that_is_missing_is_found(missing, tmp_path, monkeypatch):
     if missing == "compute waits":
-        compute = _device_ring.DeviceRing.compute
+        compute = _pinned.CopyStream.compute
         close = _device_ring.DeviceRing.close
-        monkeypatch.setattr(_device_ring.DeviceRing, "compute", lambda self: Unordered(compute(self)))
+        monkeypatch.setattr(_pinned.CopyStream, "compute", lambda self: Unordered(compute(self)))
         monkeypatch.setattr(_device_ring.DeviceRing, "close", lambda self: device.let_copies_go() or close(self))  # It waits for them.
     else:
-        init = _device_ring.DeviceRing.__init__
+        init = _pinned.CopyStream.__init__
 
         def unordered(self, *arguments):
             init(self, *arguments)
-            self._copies = Unordered(self._copies)
+            self._stream = Unordered(self._stream)
 
-        monkeypatch.setattr(_device_ring.DeviceRing, "__init__", unordered)
+        monkeypatch.setattr(_pinned.CopyStream, "__init__", unordered)
     # Nor does a copy end before the kernel begins that should have waited for it.
     held = device.copies_held() if missing == "compute waits" else contextlib.nullcontext()
     with pytest.raises(RuntimeError, match="nothing orders them") as found:

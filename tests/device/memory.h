@@ -142,7 +142,10 @@ struct Inside {
 };
 
 bool is_pinned(const void* data);
-/// The addresses of C functions that make host memory pinned, and no longer.
+/// Memory of the program's own, as cudaHostRegister() does it. False: some of it is pinned already.
+bool register_pinned(std::uintptr_t address, std::size_t bytes);
+bool unregister_pinned(std::uintptr_t address);  ///< False: none begins there.
+/// The addresses of C functions of them, as a driver has them: they return 0, or an error's number.
 std::pair<std::uintptr_t, std::uintptr_t> host_driver();
 
 }  // namespace sim

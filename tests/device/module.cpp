@@ -52,6 +52,8 @@ PYBIND11_MODULE(plimsoll_simulated_device, m) {
     sim::memory(device).refuse_after(granted, count);
   });
   m.def("host_driver", &sim::host_driver);
+  m.def("register_pinned", &sim::register_pinned);
+  m.def("unregister_pinned", &sim::unregister_pinned);
   m.def("check_order", &sim::set_order_checked);
   m.def("run_ahead", &sim::set_run_ahead);
   m.def("hold_copies", &sim::set_copies_held);

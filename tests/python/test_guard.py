@@ -307,3 +307,62 @@ def test_who_was_asked_to_end_is_not_started_again(program, tmp_path):
     guard.communicate(timeout=30)
     assert guard.returncode == 128 + signal.SIGTERM
     assert (tmp_path / "tries").read_text() == "x"
+
+
+# ---- The limit of a GPU's memory ----
+
+SAYS = "import os; print(os.environ.get('PLIMSOLL_DEVICE_MEMORY_LIMIT'), os.environ.get('PYTORCH_CUDA_ALLOC_CONF'))"
+DRIVER = """
+#include <string.h>
+struct memory { unsigned long long total, free, used; };
+int nvmlInit_v2(void) { return %(begins)d; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned* count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned at, void** card) { *card = (void*)(unsigned long)(at + 1); return 0; }
+int nvmlDeviceGetMemoryInfo(void* card, struct memory* out) { out->total = (unsigned long long)(unsigned long)card * (20ull << 30); return 0; }
+"""
+
+
+@pytest.fixture
+def cards(tmp_path, monkeypatch):
+    """Makes a driver of two GPUs, of 20 and 40 GiB, which this machine has not."""
+    def made(begins=0):
+        (tmp_path / "nvml.c").write_text(DRIVER % {"begins": begins})
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", tmp_path / "nvml.c"], check=True)
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    return made
+
+
+@pytest.mark.parametrize("limit, had, wanted", [
+    ("10GiB", None, "per_process_memory_fraction:0.250000"), ("80%", None, "per_process_memory_fraction:0.800000"),
+    ("100GiB", "", "per_process_memory_fraction:1.000000"),
+    ("10GiB", "expandable_segments:True", "expandable_segments:True,per_process_memory_fraction:0.250000")])
+def test_a_command_gets_the_limit_of_a_gpu_as_torch_reads_it(plimsoll, cards, monkeypatch, limit, had, wanted):
+    cards()
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    if had is not None:
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", had)
+    done = plimsoll("--device-memory-limit", limit, "--", sys.executable, "-c", SAYS)
+    assert done.returncode == 0 and done.stdout == f"{limit} {wanted}\n", done
+
+
+def test_a_share_that_the_user_told_torch_stays(plimsoll, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:0.5")
+    done = plimsoll("--device-memory-limit", "80%", "--", sys.executable, "-c", SAYS)
+    assert done.stdout == "80% per_process_memory_fraction:0.5\n"
+    assert "PYTORCH_CUDA_ALLOC_CONF says per_process_memory_fraction:0.5 already, which stays" in done.stderr
+
+
+@pytest.mark.parametrize("begins", [None, 9])  # No driver; one that finds no GPU.
+def test_without_a_driver_runs_of_plimsoll_alone_keep_a_size(plimsoll, cards, monkeypatch, begins):
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    if begins is not None:
+        cards(begins)
+    done = plimsoll("--device-memory-limit", "10GiB", "--", sys.executable, "-c", SAYS)
+    assert done.stdout == "10GiB None\n" and "NVIDIA's driver does not tell how large the GPU is: runs of plimsoll keep the limit" in done.stderr
+
+
+@pytest.mark.parametrize("limit", ["much", "0", "0%"])
+def test_a_limit_of_a_gpu_that_is_none_starts_nothing(plimsoll, limit):
+    done = plimsoll("--device-memory-limit", limit, "--", sys.executable, "-c", SAYS)
+    assert done.returncode == 2 and "--device-memory-limit: " in done.stderr and not done.stdout

@@ -203,7 +203,7 @@ def keeping(path, workers, limit):
 
 
 def on_device(path, workers, limit, device="", device_limit=None):
-    """A model, an optimizer and a scaler on the GPU, where there is one, and rows that are not; half precision, dropout."""
+    """A model, an optimizer, a scaler and batches on the GPU, where there is one, and rows that are not; half precision, dropout."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with plimsoll.Run(path, memory_limit=limit, device_memory_limit=device_limit, seed=17) as run:
         items = run.embedding("items", rows=40, dim=64, optimizer=plimsoll.AdamW(lr=0.02))
@@ -215,13 +215,13 @@ def on_device(path, workers, limit, device="", device_limit=None):
         run.track(model=model, optimizer=optimizer, scaler=scaler, seen=seen)
 
         def loss(batch):
-            rows = items(batch["item"].to(device)).sum(1)
+            rows = items(batch["item"]).sum(1)
             with torch.autocast(device, torch.bfloat16 if device == "cpu" else torch.float16):
                 logits = model(rows + 0.1 * torch.randn_like(rows)).squeeze(1)
             seen.mul_(0.9).add_(rows.detach().mean(0))
-            return F.binary_cross_entropy_with_logits(logits.float(), batch["y"].float().to(device))
+            return F.binary_cross_entropy_with_logits(logits.float(), batch["y"].float())
 
-        data = run.loader(Clicks(), batch_size=16, workers=workers)
+        data = run.loader(Clicks(), batch_size=16, workers=workers, device=device)
         for batch in run.steps(data, epochs=4, commit_every_steps=5, progress=False):
             run.log(loss=run.step(loss, batch, clip_norm=1.0))
         with torch.no_grad():

@@ -14,7 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 def prepare(kind, *_):
     """Imports what main() needs."""
-    if kind == "lightning":
+    if kind.startswith("lightning"):
         import plimsoll.integrations.lightning
     elif kind == "accelerate":
         import plimsoll.integrations.accelerate
@@ -89,7 +89,7 @@ def _must_be_on_simulated_device(trainer):
 
 
 def fit(run, workers=0, callbacks=(), batch_size=4, data=None, commit_every_steps=2, cleanup_every_n_steps=0, dropout=0.1,
-        prepare=lambda module: None, **changes):
+        prepare=lambda module: None, device=None, **changes):
     """A Lightning Trainer of a small net with dropout, two batches a step, a schedule, clipping, validation."""
     import lightning
 
@@ -103,6 +103,7 @@ def fit(run, workers=0, callbacks=(), batch_size=4, data=None, commit_every_step
                                            torch.nn.Linear(32, 30))
 
         def loss(self, batch):
+            self.trained_on = self.words.weight.device.type  # Afterwards Lightning moves it to the host.
             logits = self.net(self.words(batch["input_ids"]))
             return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 
@@ -132,16 +133,60 @@ def fit(run, workers=0, callbacks=(), batch_size=4, data=None, commit_every_step
                  "devices": int(os.environ.get("WORLD_SIZE", "1")), **changes}
     trainer = lightning.Trainer(callbacks=[stopping, *callbacks, keeper], plugins=[keeper.checkpoint_io()],
                                 **arguments)
-    trainer.fit(module, run.loader(data or Lines(46), batch_size=batch_size, workers=workers),
+    trainer.fit(module, run.loader(data or Lines(46), batch_size=batch_size, workers=workers, device=device),
                 torch.utils.data.DataLoader(Lines(6), batch_size=3), ckpt_path=keeper.ckpt_path)
     return module, trainer, stopping
 
 
-def lightning_trainer(path, workers, limit, stopped=30.0, **changes):
-    with plimsoll.Run(path, memory_limit=limit, seed=3, rank_stopped_seconds=stopped) as run:
+def lightning_trainer(path, workers, limit, stopped=30.0, device_limit=None, **changes):
+    with plimsoll.Run(path, memory_limit=limit, device_memory_limit=device_limit, seed=3, rank_stopped_seconds=stopped) as run:
         module, trainer, stopping = fit(run, workers, **changes)
+        assert module.trained_on == changes.get("device", "cpu")
         return digest_of(list(module.state_dict().values()), states(trainer.optimizers[0]),
                          torch.tensor(trainer.lr_scheduler_configs[0].scheduler.get_last_lr()), stopping.best_score)
+
+
+def lightning_on_simulated_device(path, workers, limit):
+    """On the simulated device (tests/device), within 64 MiB of it; batches come to it one ahead of use."""
+    from lightning.pytorch.accelerators import Accelerator
+    from lightning.pytorch.strategies import SingleDeviceStrategy
+
+    import tests.device  # noqa: F401
+
+    class Simulated(Accelerator):
+        """Torch's simulated device, as Lightning wants one."""
+
+        def setup_device(self, device):
+            assert device.type == "sim"
+
+        def teardown(self):
+            pass
+
+        @staticmethod
+        def parse_devices(devices):
+            return [0]
+
+        @staticmethod
+        def get_parallel_devices(devices):
+            return [torch.device("sim", 0)]
+
+        @staticmethod
+        def auto_device_count():
+            return 1
+
+        @staticmethod
+        def is_available():
+            return True
+
+        @staticmethod
+        def name():
+            return "sim"
+
+        def get_device_stats(self, device):
+            return {}
+
+    return lightning_trainer(path, workers, limit, device_limit="64MiB", device="sim", accelerator=Simulated(),
+                             strategy=SingleDeviceStrategy(device=torch.device("sim", 0)), devices=1)
 
 
 class Average:
@@ -196,7 +241,8 @@ def accelerated(path, workers, limit):
 
 
 KINDS = {"hugging_face": hugging_face, "hugging_face_on_device": hugging_face_on_device,
-         "hugging_face_on_simulated_device": hugging_face_on_simulated_device, "lightning": lightning_trainer, "accelerate": accelerated}
+         "hugging_face_on_simulated_device": hugging_face_on_simulated_device, "lightning": lightning_trainer,
+         "lightning_on_simulated_device": lightning_on_simulated_device, "accelerate": accelerated}
 
 
 def main(path, kind, workers="0", limit="2GiB"):

@@ -26,6 +26,24 @@ def devices_in_use() -> dict[str, Any]:
     return found
 
 
+def numbered(device: Any, option: str) -> Any:
+    """Returns the torch.device with its number; None for None and the CPU, which are no other place. Errors: ValueError naming the option."""
+    import torch
+
+    try:
+        found = torch.device("cpu" if device is None else device)
+    except RuntimeError as error:
+        raise ValueError(f"{option}: {device!r} is no device of torch's: {str(error).splitlines()[0]}") from None
+    if found.type == "cpu":
+        return None
+    module: Any = getattr(torch, found.type, None)
+    if found.type == "meta" or module is None:
+        raise ValueError(f"{option}: nothing is computed on {device!r}")
+    if not module.is_available() or (found.index or 0) >= module.device_count():
+        raise ValueError(f"{option}: {device!r} is not there")
+    return torch.device(found.type, module.current_device() if found.index is None else found.index)
+
+
 def kind_of(device: Any) -> str:
     """Returns the kind of a torch.device, on which bits depend: "cpu", "cuda (NVIDIA H100 PCIe)"."""
     import torch

@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """SampleOrder, Split and Loader: batches in a seeded shuffled order.
 
-Threads: a Loader's calls queue up; its own threads fill the ring and never enter Python.
+Threads: a Loader's calls queue up; its own threads fill the ring and never enter Python. With a device its calls are for the thread
+         that computes, and one more copies.
 """
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from .. import _core
 from ..core._arrays import as_bytes, byte_size, ids_in, not_pickled
+from ..core._devices import numbered
+from ..errors import BudgetExceeded
 from ..memory._buffers import Buffer, Columns
-from ..memory._memory import Governor
+from ..memory._memory import Governor, refused_by_device
+from ..memory._pinned import HostSlots, Like, NotPinned, Sent, bytes_of
 from ._features import FeatureStore
+
+if TYPE_CHECKING:
+    import torch
 
 
 class SampleOrder:
@@ -117,7 +125,8 @@ class LoaderState(NamedTuple):
 class Batch(Columns):
     """One batch: a dict of NumPy arrays [rows, …] with `.ids`, `.groups` and `.tensor(name)`.
 
-    The arrays are copies: a batch may be kept without holding up the loader.
+    The arrays are copies: a batch may be kept without holding up the loader. Where the loader has a device, the dict is of tensors
+    there.
     """
 
     groups: np.ndarray
@@ -128,6 +137,41 @@ class Batch(Columns):
     ends_epoch: bool
     state_after: LoaderState
     """The loader's state after this batch: resume from it with the next one."""
+
+
+class _OnDevice:
+    """A column that has come to a device: a Buffer of no other memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.array = self.tensor = tensor
+
+
+class _Coming:
+    """A batch that the core has handed out, and no caller has yet."""
+
+    def __init__(self, head: dict[str, Any]) -> None:
+        self.head = head
+        self.ids, self.groups = (np.empty(head["rows"], np.int64) for _ in range(2))
+        self.sent: Sent | None = None
+        self.buffers: dict[str, Buffer] | None = None  # In host memory, where it was not sent.
+        self.error: Exception | None = None
+
+
+def _likes(store: FeatureStore, names: Sequence[str], rows: int) -> list[Like]:
+    import torch
+
+    return [Like.dense((rows, *shape), getattr(torch, dtype)) for dtype, shape in map(store._columns.__getitem__, names)]
+
+
+def _slots_on(device: Any, store: FeatureStore, names: Sequence[str], batch_rows: int) -> HostSlots | None:
+    """Slots for the largest batch; None for the CPU. Errors: ValueError; BudgetExceeded."""
+    where = numbered(device, "device")
+    if where is None:
+        return None
+    slots = HostSlots(store._governor, where)
+    with contextlib.suppress(NotPinned):  # Then each batch is copied when it is needed.
+        slots.admit(bytes_of(_likes(store, names, batch_rows)))
+    return slots
 
 
 class Loader:
@@ -143,8 +187,10 @@ class Loader:
     """
 
     def __init__(self, store: FeatureStore, loader: _core.Loader, columns: list[str],
-                 state: LoaderState, owns_store: bool) -> None:
+                 state: LoaderState, owns_store: bool, slots: HostSlots | None = None) -> None:
         """Called by open()."""
+        self._slots = slots
+        self._coming: _Coming | None = None  # With a device: the next batch, on its way there.
         self._store = store
         self._core = loader
         self._columns = columns
@@ -159,7 +205,7 @@ class Loader:
              batch_rows: int, queue_bytes: int | str = 0, seed: int = 0, loader_threads: int = 2,
              columns: Sequence[str] | None = None, drop_last: bool = False,
              split: Split | None = None, state: LoaderState | None = None,
-             cache_bytes: int | str = 0, sweep_batches: int = 1) -> Loader:
+             cache_bytes: int | str = 0, sweep_batches: int = 1, device: str | torch.device | None = None) -> Loader:
         """Opens a loader over a FeatureStore, or over the store in a directory.
 
         queue_bytes: size of the ring, in bytes or as "256MiB"; 0 is four batches. At least two must fit.
@@ -169,8 +215,10 @@ class Loader:
         cache_bytes: size of the store's slab, when `data` is a directory.
         sweep_batches: number of coming batches that one pass over the store's file reads: more mean fewer
                    reads, and the same batches. The store's slab must hold two such windows.
+        device:    of torch's, such as "cuda": a batch's columns are tensors there. The next batch goes there from page-locked memory,
+                   two batches that are leased as "pinned", while the device computes. None: NumPy arrays in host memory.
 
-        Errors: ValueError; NotFoundError (data, column); BudgetExceeded naming the bytes needed.
+        Errors: ValueError; NotFoundError (data, column); BudgetExceeded naming the bytes needed; ImportError without torch.
         """
         queue_size = byte_size(queue_bytes, "queue_bytes")
         owns_store = not isinstance(data, FeatureStore)
@@ -182,11 +230,12 @@ class Loader:
                           else split._core)
             loader = _core.Loader.open(governor._core, store._core, core_split, names, batch_rows,
                                        queue_size, loader_threads, drop_last, sweep_batches, *start)
+            slots = None if device is None else _slots_on(device, store, names, batch_rows)
         except BaseException:
             if owns_store:
                 store.close()
             raise
-        return cls(store, loader, names, start, owns_store)
+        return cls(store, loader, names, start, owns_store, slots)
 
     @property
     def state(self) -> LoaderState:
@@ -204,18 +253,75 @@ class Loader:
     def seek(self, state: LoaderState | tuple[int, int, int]) -> None:
         """Goes to a state. Errors: ValueError for a position outside the epoch."""
         state = LoaderState(*state)
+        if self._coming is not None and state == self._state:
+            return  # It is the next batch.
+        self._drop()
         self._core.seek(*state)
         self._state = state
 
     def next(self) -> Batch:
-        """Returns the next batch; epochs follow one another without end. Errors: those of FeatureStore.read()."""
-        head = self._core.next()
-        rows = head["rows"]
-        buffers: dict[str, Buffer] = self._store._buffers(self._columns, rows)
-        ids, groups = np.empty(rows, np.int64), np.empty(rows, np.int64)
-        self._core.copy(ids, groups, [as_bytes(buffer.array) for buffer in buffers.values()])
-        batch = Batch(ids, buffers)
-        batch.groups = groups
+        """Returns the next batch; epochs follow one another without end.
+
+        Errors: those of FeatureStore.read(); with a device BudgetExceeded, or torch.OutOfMemoryError, where it has no room.
+        """
+        if self._slots is None:
+            coming = _Coming(self._core.next())
+            return self._batch(coming, self._read(coming))
+        coming, self._coming = self._coming or self._begin(), None
+        buffers = self._arrived(coming)
+        self._coming = self._begin()
+        return self._batch(coming, buffers)
+
+    def _read(self, coming: _Coming) -> dict[str, Buffer]:
+        """Returns its columns in host memory. Errors: BudgetExceeded."""
+        if coming.buffers is None:
+            buffers = self._store._buffers(self._columns, coming.head["rows"])
+            self._core.copy(coming.ids, coming.groups, [as_bytes(buffer.array) for buffer in buffers.values()])
+            coming.buffers = buffers
+        return coming.buffers
+
+    def _begin(self) -> _Coming:
+        """The batch after the last one, on its way to the device where it and the host have room. Its error is kept for its turn."""
+        import torch
+
+        assert self._slots is not None
+        try:
+            coming = _Coming(self._core.next())
+        except Exception as error:
+            coming = _Coming({"rows": 0})
+            coming.error = error
+            return coming
+
+        def fill(slots: list[torch.Tensor]) -> None:
+            self._core.copy(coming.ids, coming.groups, [slot.reshape(-1).view(torch.uint8).numpy() for slot in slots])
+
+        with contextlib.suppress(BudgetExceeded, NotPinned, torch.OutOfMemoryError):
+            coming.sent = self._slots.send(_likes(self._store, self._columns, coming.head["rows"]), fill)
+        return coming
+
+    def _arrived(self, coming: _Coming) -> dict[str, Buffer]:
+        import torch
+
+        assert self._slots is not None
+        if coming.error is not None:
+            raise coming.error
+        try:
+            tensors = ([buffer.tensor.to(self._slots.device) for buffer in self._read(coming).values()] if coming.sent is None
+                       else coming.sent.arrive())
+        except torch.OutOfMemoryError as error:
+            raise refused_by_device(self._store._governor, "Loader: the device has no room for a batch", error) from None
+        return {name: cast(Buffer, _OnDevice(tensor)) for name, tensor in zip(self._columns, tensors, strict=True)}
+
+    def _drop(self) -> None:
+        """Lets go of the batch that is on its way."""
+        coming, self._coming = self._coming, None
+        if coming is not None and coming.sent is not None:
+            coming.sent.drop()
+
+    def _batch(self, coming: _Coming, buffers: dict[str, Buffer]) -> Batch:
+        head = coming.head
+        batch = Batch(coming.ids, buffers)
+        batch.groups = coming.groups
         batch.epoch, batch.position = head["epoch"], head["position"]
         batch.ends_epoch = head["ends_epoch"]
         batch.state_after = self._state = LoaderState(*head["state_after"])
@@ -236,6 +342,12 @@ class Loader:
 
     def upcoming_ids(self) -> np.ndarray:
         """Returns the ids of the next batch, for EmbeddingStore.prefetch(). Shape: int64 [rows]."""
+        if self._coming is not None and self._coming.error is None:
+            if self._coming.sent is not None:
+                self._coming.sent.begun()
+            else:
+                self._read(self._coming)
+            return self._coming.ids.copy()
         return np.array(self._core.upcoming_ids(), np.int64)
 
     @property
@@ -260,6 +372,9 @@ class Loader:
 
     def close(self) -> None:
         """Ends the loader's threads and frees the ring. Closes the store, too, if open() opened it."""
+        self._drop()
+        if self._slots is not None:
+            self._slots.close()
         self._core.close()
         if self._owns_store:
             self._store.close()

@@ -5,6 +5,7 @@ Threads: as the device's allocator.   Memory: the device's context, and what its
 """
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,10 +13,12 @@ from .._core import DeviceStatus, format_bytes
 from ..core._arrays import byte_size
 from ..core._devices import kind_of
 from ..errors import BudgetExceeded
+from ._cards import Card
 
 _MIB = 1 << 20
 _NEEDED = ("empty_cache", "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved", "reset_peak_memory_stats",
            "set_per_process_memory_fraction")
+_AROUND = "PLIMSOLL_DEVICE_MEMORY_LIMIT"  # Of `plimsoll run --device-memory-limit`.
 _OF_FREE = 0.95  # Where no limit is given.
 _LEFT_OVER = 1.0 / 16  # Of a step's peak: blocks lie otherwise in the allocator from time to time.
 
@@ -32,9 +35,10 @@ class DeviceMemory:
     Torch imposes the limit: at the limit it gives cached memory back first, then raises torch.OutOfMemoryError.
     """
 
-    def __init__(self, name: str, limit: int | str) -> None:
+    def __init__(self, name: str, limit: int | str, option: str = "devices") -> None:
         """Measures the context, and imposes the limit.
 
+        option: what errors begin with.
         name:  a device of torch's, such as "cuda" or "cuda:1".
         limit: bytes or text, "80%" being of the device's memory; "": 95 % of what is free.
         Errors: ValueError for a device that is not there, or whose module of torch cannot impose a limit; BudgetExceeded when
@@ -45,19 +49,19 @@ class DeviceMemory:
         try:
             device = torch.device(name)
         except RuntimeError as error:
-            raise ValueError(f"devices: {name!r} is no device of torch's: {str(error).splitlines()[0]}") from None
+            raise ValueError(f"{option}: {name!r} is no device of torch's: {str(error).splitlines()[0]}") from None
         module: Any = getattr(torch, device.type, None)
         missing = [one for one in _NEEDED if not hasattr(module, one)]
         if device.type in ("cpu", "meta") or missing:
-            raise ValueError(f"devices: no limit of {name!r} can be imposed" + (f": torch.{device.type} has no {missing[0]}()" if missing else ""))
+            raise ValueError(f"{option}: no limit of {name!r} can be imposed" + (f": torch.{device.type} has no {missing[0]}()" if missing else ""))
         if not module.is_available() or (device.index or 0) >= module.device_count():
-            raise ValueError(f"devices: {name!r} is not there")
-        self.name = name
+            raise ValueError(f"{option}: {name!r} is not there")
+        self.name, self._option = name, option
         """The device's name, as it was given."""
         self._module = module
         self._index: int = module.current_device() if device.index is None else device.index
         self._device = torch.device(device.type, self._index)
-        self._kind = kind_of(self._device)
+        self._kind, self._card = kind_of(self._device), Card(module, self._index)
         square = torch.ones(8, 8, device=self._device)
         (square @ square).sum().item()  # The context is there, and the workspace of products.
         del square
@@ -68,7 +72,7 @@ class DeviceMemory:
         """Bytes of the context, and of other processes."""
         self.total_bytes = total
         """Bytes of the device."""
-        self.limit_bytes = (byte_size(limit, f"devices: {name}", total) if limit != "" else
+        self.limit_bytes = (byte_size(limit, f"{option}: {name}", total) if limit != "" else
                             self.context_bytes + self.reserved_bytes + int(free * _OF_FREE))
         """The limit, in bytes."""
         self.set_limit(self.limit_bytes)
@@ -76,11 +80,11 @@ class DeviceMemory:
 
     def set_limit(self, limit: int | str) -> None:
         """Imposes another limit, after torch's cache was emptied. Errors: as DeviceMemory(); the limit is as before."""
-        size = byte_size(limit, f"devices: {self.name}", self.total_bytes)
+        size = byte_size(limit, f"{self._option}: {self.name}", self.total_bytes)
         self.begin_peak()
         if size - self.context_bytes < max(self.reserved_bytes, 1):
             least = _whole_mib(self.context_bytes + self.reserved_bytes + 2 * _MIB)
-            raise self._exceeded(f"devices: a limit of {format_bytes(size)} for {self.name} is less than its context of "
+            raise self._exceeded(f"{self._option}: a limit of {format_bytes(size)} for {self.name} is less than its context of "
                                  f"{format_bytes(self.context_bytes)} and tensors that are there take: {format_bytes(least)} would do", 0, least)
         self._module.set_per_process_memory_fraction(min(1.0, (size - self.context_bytes) / self.total_bytes), self._index)
         self.limit_bytes = size
@@ -134,13 +138,16 @@ class DeviceMemory:
 
     def status(self) -> DeviceStatus:
         """Returns the line of status.json."""
-        return DeviceStatus(self.name, self._kind, **self.held())
+        others = self._card.others()
+        return DeviceStatus(self.name, self._kind, **self.held(), others_bytes=-1 if others is None else others.bytes,
+                            others="" if others is None else others.text)
 
     def explain(self) -> str:
-        """Names the holders, in a sentence."""
-        reserved, allocated = self.reserved_bytes, self.allocated_bytes
+        """Names the holders, in a sentence; other processes, too, where the package nvidia-ml-py is installed."""
+        reserved, allocated, others = self.reserved_bytes, self.allocated_bytes, self._card.others()
         return (f"{format_bytes(self.context_bytes + reserved)} of the {format_bytes(self.limit_bytes)} limit of {self.name} are held: tensors "
-                f"{format_bytes(allocated)}, torch's cache {format_bytes(reserved - allocated)}, context {format_bytes(self.context_bytes)}")
+                f"{format_bytes(allocated)}, torch's cache {format_bytes(reserved - allocated)}, context {format_bytes(self.context_bytes)}"
+                + (f"; {others.text}" if others is not None and others.text else ""))
 
     def refusal(self, text: str, needed_bytes: int | None = None) -> BudgetExceeded:
         """Makes the exception for something that the device refused; the caller raises it.
@@ -172,19 +179,35 @@ def _whole_mib(size: int) -> int:
     return -(-size // _MIB) * _MIB
 
 
-def of_accelerator(limit: int | str | Mapping[str, int | str] | None) -> Mapping[str, int | str]:
-    """Returns limits by device. limit: theirs; or one, which is of torch's accelerator; None: none has a limit.
+def limit_around() -> str:
+    """Returns the limit of `plimsoll run --device-memory-limit` around this process; "": there is none."""
+    return os.environ.get(_AROUND, "")
+
+
+class OfRun(dict[str, int | str]):
+    """Limits by device, as Run(device_memory_limit=…) has them: errors begin with that."""
+
+    option = "device_memory_limit"
+
+
+def of_accelerator(limit: int | str | Mapping[str, int | str] | None) -> OfRun:
+    """Returns limits by device. limit: theirs; or one, which is of torch's accelerator; None: that of `plimsoll run`, or none.
 
     Errors: ValueError where torch has no accelerator.
     """
-    if limit is None or isinstance(limit, Mapping):
-        return limit or {}
+    if isinstance(limit, Mapping):
+        return OfRun(limit)
+    around = limit_around()
+    if limit is None and not around:
+        return OfRun()
     import torch
 
     accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None:
-        raise ValueError(f"device_memory_limit: {limit!r} is of no device: torch {torch.__version__} has no accelerator here")
-    return {accelerator.type: limit}
+    if accelerator is not None:
+        return OfRun({accelerator.type: around if limit is None else limit})
+    if limit is None:
+        return OfRun()  # There is nothing that the limit of `plimsoll run` could be of.
+    raise ValueError(f"device_memory_limit: {limit!r} is of no device: torch {torch.__version__} has no accelerator here")
 
 
 def limited(devices: Mapping[str, int | str]) -> dict[str, DeviceMemory]:
@@ -192,7 +215,7 @@ def limited(devices: Mapping[str, int | str]) -> dict[str, DeviceMemory]:
     made: dict[str, DeviceMemory] = {}
     try:
         for name, limit in devices.items():
-            made[name] = DeviceMemory(name, limit)
+            made[name] = DeviceMemory(name, limit, getattr(devices, "option", "devices"))
     except BaseException:
         for one in made.values():
             one.close()

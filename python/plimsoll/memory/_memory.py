@@ -170,6 +170,7 @@ class Governor:
         self._arena: Any = None
         self._parts: weakref.WeakSet[_Closes] = weakref.WeakSet()
         self._on_their_way: weakref.WeakSet[_GivesBack] = weakref.WeakSet()  # To a device, before anybody needs them.
+        self._row_ways: dict[Any, Any] = {}  # By device: of rows/_device_rows.py.
         machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         foreign_size = byte_size(foreign_bytes, "foreign_bytes", machine)
         self.devices: dict[str, DeviceMemory] = limited(devices) if devices else {}
@@ -555,6 +556,11 @@ def _size_text(size: int | str, option: str) -> str:
 def limits(memory_limit: int | str = "") -> LimitReport:
     """Every bound on this process's memory, and the one that holds. Errors: ValueError."""
     return _core.limits(_size_text(memory_limit, "memory_limit"))
+
+
+def refused_by_device(governor: Governor, what: str, error: RuntimeError) -> Exception:
+    """Returns what to raise for torch's refusal: of a limited device the limit to try is named."""
+    return governor.device_refusal(f"{what}: {str(error).splitlines()[0]}") if governor.devices else error
 
 
 def make_room(extension: Any) -> None:

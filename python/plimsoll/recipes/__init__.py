@@ -213,7 +213,7 @@ class _Work:
         accepted = ("instruction_set", "ATEN_CPU_CAPABILITY", "device") if accept_other_processor else ()
         stop: dict[str, str] = {}
         said: dict[str, Any] | None = None
-        run = Run(out, memory_limit=options.memory_limit, device_memory_limit=options.devices() or None, seed=options.seed, options=own,
+        run = Run(out, memory_limit=options.memory_limit, device_memory_limit=options.devices(), seed=options.seed, options=own,
                   foreign_bytes=options.foreign_bytes, disk_limit=options.disk_limit,
                   compute_threads=options.compute_threads, accept=accepted, virtual_workers=getattr(options, "virtual_workers", 0),
                   _of_recipe=_OfRecipe(run_toml, options.checkpoint_every_n_steps, quiet))

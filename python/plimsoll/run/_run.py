@@ -26,6 +26,8 @@ from ..training._batch import Batch
 from ._run_life import Failure, Intervals, Life, Where
 
 if TYPE_CHECKING:
+    import torch
+
     from ._run_embedding import Vectors
     from ._run_loader import RunLoader
     from ._run_sources import Source
@@ -79,9 +81,9 @@ class Run:
     seed:         of Python's, NumPy's and torch's generators, the order, and rows.
     options:      what else decides the bits, such as {"lr": 1e-3}: kept in run.toml, and a start with
                   other values is refused with both. Before the first commit anything may change.
-    device_memory_limit: of torch's accelerator (each rank's own), or by device: {"cuda:1": "20GiB"}; as Governor's devices. None: no
-                  limit is imposed. Commits know on which kind of device each module was: another one has other bits, and
-                  is refused without accept=("device",).
+    device_memory_limit: of torch's accelerator (each rank's own), or by device: {"cuda:1": "20GiB"}; as Governor's devices. None: that
+                  of `plimsoll run --device-memory-limit`, or no limit. Commits know on which kind of device each module was:
+                  another one has other bits, and is refused without accept=("device",).
     foreign_bytes, disk_limit: as Governor's.
     compute_threads: torch's; None: as many as the run began with, or torch has.
     deterministic: operators that have no deterministic form raise; False: they run, and the same bits are
@@ -273,7 +275,8 @@ class Run:
 
     def loader(self, dataset: Any, *, batch_size: int, workers: int = 0,
                collate_fn: Callable[[list[Any]], Any] | None = None, shuffle: bool = True,
-               drop_last: bool = False, prefetch: int = 2, start_method: str = "fork") -> RunLoader:
+               drop_last: bool = False, prefetch: int = 2, start_method: str = "fork",
+               device: str | torch.device | None = None) -> RunLoader:
         """Batches of any map-style dataset (__getitem__ and __len__), for steps().
 
         The order is SampleOrder(len(dataset), seed, epoch), begun at any place at once. The main random
@@ -289,14 +292,21 @@ class Run:
         collate_fn: items -> a batch; None: torch's default_collate.
         drop_last:  leaves out an epoch's last, partial batch.
         prefetch:   batches in flight for each worker.
+        device:     of torch's, such as "cuda": a batch's tensors are there, at any depth; all else in it stays as it is. The next batch
+                    is made, and goes there from page-locked memory (two batches, leased as "pinned"), while a step computes.
+                    Where memory has no room for that, it is copied when it is needed. The bits are those of tensor.to(device).
+                    None: batches are in host memory.
         Errors: ValueError naming the argument.
         """
+        from ..core._devices import numbered
+        from ._device_batches import DeviceBatches
         from ._run_loader import RunLoader
 
         self._check_open()
+        where = numbered(device, "loader: device")
         made = RunLoader(dataset, self.seed, cut=self._workers, batch_size=batch_size, workers=workers, collate_fn=collate_fn,
                          shuffle=shuffle, drop_last=drop_last, prefetch=prefetch,
-                         start_method=start_method)
+                         start_method=start_method, device=None if where is None else DeviceBatches(self.governor, where))
         self._loaders.append(made)
         return made
 
@@ -439,6 +449,8 @@ class Run:
 
     def _begin_loop(self, source: Source, loop: int, first: int, end: int, largest: Any, quiet: bool) -> tuple[Any, str]:
         """(what the source goes on with, how the loop has ended already). Errors: ValueError for other loops or data than before."""
+        from ._run_loader import RunLoader
+
         life, at = self._life, self._life.at
         if loop > at.loop:
             at.loop, at.first, at.epoch, at.batch, at.source, at.ended = loop, first, first, 0, None, ""
@@ -448,6 +460,7 @@ class Run:
             if at.batch:
                 self._must_have_begun_with(source.shape())
         self._source, self._steps.largest = source, largest
+        self._steps.placed = source.placed if isinstance(source, RunLoader) else lambda batch: batch
         if not self._steps:
             self._gradients.watch(self._parts)
         done = at.batch / source.batches if source.batches else 0.0

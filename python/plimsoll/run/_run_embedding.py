@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors: rows of an EmbeddingStore as a torch.nn.Module; DealtVectors: of those of several ranks.
 
-Reading order: _lookups.py, _rank_rows.py, this file, _accumulation.py.
+Reading order: _lookups.py, _device_rows.py, _rank_rows.py, this file, _accumulation.py.
 
 Threads: the thread that trains; backward may call it again (recomputing).
 Memory:  the rows of a step's lookups, leased, until the step was made.
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..rows._device_rows import RowsWay, gradients_of
 from ..rows._embedding import EmbeddingStore, Rows
 from ..rows._rank_rows import DealtTable, LookedUp
 from ..training import _lookups
@@ -25,7 +26,8 @@ class Vectors(torch.nn.Module):
     Made by plimsoll.Run.embedding(). It has no parameters: rows are read from the table when they are
     looked up, and Run.step() has the table update them, in the step's transaction. Ids may come more than
     once and in several lookups of a step: their gradients are summed, in the order they were asked for.
-    A lookup under torch.no_grad() only reads. A copy (copy.deepcopy) looks up in the same table.
+    A lookup under torch.no_grad() only reads. A copy (copy.deepcopy) looks up in the same table. Ids on a device cost a wait for what
+    made them; rows go there, and their gradients come back, through pinned host memory.
 
     In a loop with a backward and an optimizer of your own, call vectors.step() after optimizer.step(). A
     torch.amp.GradScaler of such a loop must be tracked, run.track(scaler=scaler), and scale every loss that rows are in.
@@ -48,7 +50,7 @@ class Vectors(torch.nn.Module):
         """Shape: ids int64, any; the rows float32 [*ids.shape, dim]."""
         if ids.dtype != torch.int64:
             raise ValueError(f"{self.name}: ids are int64, not {ids.dtype}: use ids.long()")
-        rows = self._store.gather(ids.detach().reshape(-1).cpu().contiguous().numpy())
+        rows = self._gathered(ids.detach().reshape(-1))
         if not torch.is_grad_enabled():
             return rows.tensor.detach().view(*ids.shape, self._store.dim).to(ids.device)
         if not _lookups.add(rows):
@@ -56,13 +58,19 @@ class Vectors(torch.nn.Module):
             rows.tensor.register_hook(self._unscaled)
         return rows.tensor.view(*ids.shape, self._store.dim).to(ids.device)
 
+    def _gathered(self, ids: torch.Tensor) -> Rows:
+        wanted = ids.cpu().contiguous().numpy()
+        if ids.device.type in ("cpu", "meta") or not len(wanted):
+            return self._store.gather(wanted)
+        return RowsWay.of(self._store._governor, ids.device).gather(self._store, wanted) or self._store.gather(wanted)
+
     def step(self, *, rate_scale: float = 1.0) -> None:
         """Applies the gradients of the lookups since the last call, of all at once. Run.step() does this
         by itself. rate_scale: multiplies the learning rate. Where a tracked GradScaler skips the optimizer's step, or
         one of these gradients is not finite, nothing is applied, and the scaler hears of it.
         Errors: as EmbeddingStore.apply()."""
         waiting = self._with_gradients()
-        grads = [one._gradient() for one in waiting]
+        grads = gradients_of(waiting)
         if waiting and not self._skipped(grads):
             self._store.apply(np.concatenate([one.ids for one in waiting]), np.concatenate(grads),
                               rate_scale=rate_scale)

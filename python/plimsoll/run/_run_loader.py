@@ -8,6 +8,8 @@ from the batch's first item, in a worker and in this process alike.
 Forked workers live for an epoch, and begin with the dataset as it is then: 0.2 s for two of them on one core.
 Spawned ones import torch, which takes seconds, and live as long as the loader.
 
+With a device, batches come to it one ahead of use (_device_batches.py).
+
 Threads: the thread that trains; workers are processes of torch.utils.data.
 Memory:  prefetch batches for each worker, in shared memory; without workers one batch.
 """
@@ -31,6 +33,7 @@ from ..core._random_states import kept_random, mixed, seed_main
 from ..data._data import SampleOrder
 from ..memory import _workers
 from ..ranks._virtual_workers import VirtualWorkers, WorkerBatches
+from ._device_batches import DeviceBatches
 
 ITEM, _BATCH = 0, 1  # What a random state is for; 2 is of _virtual_workers.py.
 _PR_SET_PDEATHSIG = 1
@@ -44,7 +47,8 @@ class RunLoader:
 
     def __init__(self, dataset: Any, seed: int, *, cut: VirtualWorkers | None = None, batch_size: int, workers: int = 0,
                  collate_fn: Callable[[list[Any]], Any] | None = None, shuffle: bool = True,
-                 drop_last: bool = False, prefetch: int = 2, start_method: str = "fork") -> None:
+                 drop_last: bool = False, prefetch: int = 2, start_method: str = "fork",
+                 device: DeviceBatches | None = None) -> None:
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
             raise ValueError(f"loader: {type(dataset).__name__} has no __getitem__ and __len__: a dataset "
                              "that can only be iterated is given to steps() as it is")
@@ -62,6 +66,7 @@ class RunLoader:
         self.batches = batches
         """Batches of an epoch."""
         self.num_workers = workers
+        self._device = device
         self._shape = {"items": items, "batch_size": batch_size, "drop_last": drop_last,
                        "shuffle": shuffle}
         self._keys = _Keys(items, together, batches, seed if shuffle else None, cut)
@@ -118,7 +123,7 @@ class RunLoader:
         self.seek(state["epoch"], state["batch"])
 
     def data_loader(self) -> Any:
-        """torch's own, for a loop that skips batches itself."""
+        """torch's own, for a loop that skips batches itself. Its batches are in host memory."""
         return self._loader
 
     def shape(self) -> dict[str, Any]:
@@ -130,7 +135,12 @@ class RunLoader:
         if self._loader is None:
             raise ValueError("loader: its run was closed")
         self._keys.epoch, self._keys.first = epoch, batch
-        return iter(self._loader)
+        batches = iter(self._loader)
+        return batches if self._device is None else self._device.through(batches)
+
+    def placed(self, batch: Any) -> Any:
+        """Returns the batch where this loader's are: on its device, or as it is."""
+        return batch if self._device is None else self._device.brought(batch)
 
     def state(self) -> Any:
         return None  # Epoch and batch say it all.
@@ -144,8 +154,10 @@ class RunLoader:
             _workers.end_workers(batches)
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Ends the workers, and lets go of slots on the way to a device."""
         self._loader = None
+        if self._device is not None:
+            self._device.close()
 
     def __len__(self) -> int:
         return self.batches

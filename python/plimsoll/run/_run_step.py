@@ -41,6 +41,8 @@ class Steps:
         self._calls: list[tuple[str, TrainingStep]] = []  # Of this batch.
         self.largest: Any = None
         """The largest batch that will come; each step admits it before its first."""
+        self.placed: Callable[[Any], Any] = lambda batch: batch
+        """Returns a batch where the loop's batches are."""
         self._admitted: set[str] = set()
         self.interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Inside, a stop of the watcher may be raised."""
@@ -79,7 +81,7 @@ class Steps:
         name = next(key for key, (one, _) in self._made.items() if one is step)
         try:
             if self.largest is not None and name not in self._admitted:
-                step.admit(self.largest if self._workers is None else self._workers.each(self.largest), f)
+                self._admit(step, f)
                 self._admitted.add(name)
             loss = step(batch, f)
         except BaseException:
@@ -89,6 +91,10 @@ class Steps:
         if all(one is not step for _, one in self._calls):
             self._calls.append((name, step))
         return loss
+
+    def _admit(self, step: TrainingStep, f: Callable[..., Any]) -> None:
+        largest = self.placed(self.largest)
+        step.admit(largest if self._workers is None else self._workers.each(largest), f)
 
     @property
     def is_half_made(self) -> bool:

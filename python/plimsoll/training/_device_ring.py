@@ -4,8 +4,7 @@
 They come from the disk through the slots of a WeightRing, which the device reads by itself (pinned memory). A slot of the device
 is memory of its own allocator, and goes back when the last tensor over it is gone.
 
-Two orders hold. A copy waits for what the compute stream had to do when the slot's memory was taken: the memory may be that of a
-block whose kernels have still to run. The compute stream waits for a copy before the slot is used, or let go unused.
+The order of copies and kernels is that of memory/_pinned.py.
 
 The first blocks stay on the device as far as its limit leaves room beside what steps reserve at most: one more with each step, and
 half as many after memory was refused, when all of them go at once.
@@ -26,6 +25,7 @@ from typing import Any
 
 import torch
 
+from ..memory._pinned import CopyStream
 from ._weight_ring import PATIENCE, WeightRing
 
 
@@ -40,7 +40,7 @@ class _Slot:
         self.block, self.after = block, after
         self.ready: torch.Event | None = None
         self.data = torch.empty(ring.slot_bytes, dtype=torch.uint8, device=ring.device)
-        self.taken = ring.compute().record_event()
+        self.taken = ring.copies.compute().record_event()
         if not stays:
             ring.alive += 1
             weakref.finalize(self.data.untyped_storage(), ring.let_go).atexit = False
@@ -59,7 +59,7 @@ class DeviceRing:
         """Seconds that use() has waited for a copy to be under way."""
         self.alive = 0
         """Slots with memory on the device."""
-        self._copies = torch.Stream(device=device)
+        self.copies = CopyStream(device)
         self._changed = threading.Condition()  # Guards what follows.
         self._wanted: list[_Slot] = []  # Whose copies have not begun, the next one first.
         self._there: list[_Slot] = []  # Until another block is used, and they are not wanted: the last one of forward is the first of backward.
@@ -86,10 +86,6 @@ class DeviceRing:
         """Bytes of slots that stay a block's, a part of `bytes`."""
         return self._host.kept_bytes
 
-    def compute(self) -> torch.Stream:
-        """Returns the stream that computes in this thread."""
-        return torch.accelerator.current_stream(self.device)
-
     def let_go(self) -> None:
         """Counts a slot whose memory went back. Called as its last tensor goes."""
         with self._changed:
@@ -112,7 +108,7 @@ class DeviceRing:
                 self._must_go_on()
                 self._changed.wait()
             self.stall_seconds += time.monotonic() - began
-            self.compute().wait_event(slot.ready)
+            self.copies.compute().wait_event(slot.ready)
             tensors = self._host.parts(block, slot.data)
             for one in after:
                 if self._found(one) is None and self._stayed(one) is None and self.alive < self._slots:
@@ -150,7 +146,7 @@ class DeviceRing:
             self._most, self._stay, self._passes = len(self._staying) // 2, 0, 0
             for slot in self._staying.values():
                 if slot.ready is not None:
-                    self.compute().wait_event(slot.ready)
+                    self.copies.compute().wait_event(slot.ready)
                 else:  # It is on its way, and goes as one that is not wanted.
                     self._there.append(slot)
             self._staying.clear()
@@ -190,7 +186,7 @@ class DeviceRing:
             if slot.block in wanted:
                 continue
             if slot.ready is not None:
-                self.compute().wait_event(slot.ready)
+                self.copies.compute().wait_event(slot.ready)
             elif slot in self._wanted:
                 self._wanted.remove(slot)
             else:
@@ -210,12 +206,7 @@ class DeviceRing:
         try:
             while (slot := self._next()) is not None:
                 sources = self._host.use(slot.block, [one for one in slot.after if one != slot.block])
-                with self._copies:
-                    self._copies.wait_event(slot.taken)
-                    for part, source in zip(self._host.parts(slot.block, slot.data), sources):
-                        part.copy_(source, non_blocking=True)
-                    ready = self._copies.record_event()
-                del part, source
+                ready = self.copies.copies(self._host.parts(slot.block, slot.data), sources, slot.taken)
                 held.append((ready, sources))
                 del sources
                 with self._changed:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .. import _core
 from ..core import _torch_gate
 from ..core._arrays import byte_size
+from ..core._devices import numbered
 from ..core._folders import replaced
 from ..errors import CorruptError
 from ..memory._memory import Governor, format_bytes
@@ -93,7 +94,7 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
         raise ValueError("model: it has no torch.nn.ModuleList of two or more modules of one type with parameters "
                          "that require no gradient: model.requires_grad_(False) freezes all")
     _must_be_on_the_host(model, files is not None)
-    where = _where(device)
+    where = numbered(device, "device")
     size = sum(owned.size for block in blocks for owned in block.owned)
     streamed = weights == "streamed" or (weights == "auto" and 2 * size > _room(governor, where)())
     places = None if files is None else _renamed(model, places_in(files))
@@ -348,21 +349,6 @@ def _must_be_on_the_host(model: Any, has_files: bool) -> None:
         if buffer.is_meta:
             raise ValueError(f"model: the buffer {name} is on the meta device, and files may have none: make the model with "
                              "its buffers, as accelerate.init_empty_weights() does")
-
-
-def _where(device: str | torch.device | None) -> torch.device | None:
-    """Returns the device with its number; None for the CPU. Errors: ValueError."""
-    import torch
-
-    try:
-        found = torch.device("cpu" if device is None else device)
-    except RuntimeError as error:
-        raise ValueError(f"device: {device!r} is no device of torch's: {str(error).splitlines()[0]}") from None
-    if found.type == "cpu":
-        return None
-    if found.type == "meta":
-        raise ValueError("device: a model on the meta device computes nothing")
-    return torch.device(found.type, torch.accelerator.current_device_index() if found.index is None else found.index)
 
 
 def _room(governor: Governor, device: torch.device | None) -> Callable[[], int]:

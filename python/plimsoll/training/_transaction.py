@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core._random_states import RandomStates
+from ..rows._device_rows import DeviceRows, gradients_of
 from ..rows._embedding import Rows
 from ._reach import is_generator
 
@@ -416,6 +417,7 @@ class Together:
     def __init__(self, optimizers: list[Any], rows: list[Rows | Owned]) -> None:
         self._optimizers, self._rows = optimizers, rows
         self._changes: list[tuple[Any, np.ndarray, np.ndarray]] = []
+        self._brought: dict[int, np.ndarray] = {}  # Gradients of rows on devices, by what they are of.
         self.param_groups = [group for one in optimizers for group in one.param_groups]
 
     def unscale(self, scaler: Any) -> None:
@@ -427,10 +429,11 @@ class Together:
 
         finite = True
         for one in self._rows:
-            grad = one._gradient()
+            grad = self._gradient(one)
             np.multiply(grad, np.float32(1.0 / scaler.get_scale()), out=grad)
             finite = finite and bool(np.isfinite(grad).all())
-            one.tensor.grad = torch.from_numpy(grad)
+            if not isinstance(one, DeviceRows):
+                one.tensor.grad = torch.from_numpy(grad)
         leaf = torch.zeros(1, device=scaler._scale.device)
         leaf.grad = torch.full_like(leaf, 0.0 if finite else float("inf"))
         self.param_groups.append({"params": [leaf]})
@@ -442,7 +445,7 @@ class Together:
         for key, store in stores.items():
             own = [one for one in self._rows if id(one._store) == key]
             ids = [one.ids for one in own]
-            grads = [one._gradient() for one in own]
+            grads = [self._gradient(one) for one in own]
             for wanted, grad in zip(ids, grads):
                 if check and not np.isfinite(grad).all():
                     bad = int(wanted[~np.isfinite(grad).all(axis=1)][0])
@@ -451,6 +454,15 @@ class Together:
                 one_of = len(own) == 1
                 self._changes.append((store, ids[0] if one_of else np.concatenate(ids),
                                       grads[0] if one_of else np.concatenate(grads)))
+
+    def _gradient(self, one: Rows | Owned) -> np.ndarray:
+        """Returns the gradient in host memory; of rows on devices all are brought at once. Errors: ValueError where there is none."""
+        if not isinstance(one, DeviceRows):
+            return one._gradient()
+        if not self._brought:
+            those = [rows for rows in self._rows if isinstance(rows, DeviceRows)]
+            self._brought = dict(zip(map(id, those), gradients_of(those), strict=True))
+        return self._brought[id(one)]
 
     def step(self) -> bool:
         """Steps the optimizers. apply_rows() must follow."""

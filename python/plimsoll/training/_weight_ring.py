@@ -12,8 +12,6 @@ Memory:  slots × the largest block, and a piece of a file, leased when it is ma
 """
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
 import gc
 import mmap
@@ -21,7 +19,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,10 +27,10 @@ import numpy as np
 from .. import _core
 from ..errors import BudgetExceeded
 from ..memory._memory import Governor, format_bytes
+from ..memory._pinned import driver_of, mapped, pinned
 from ._weight_files import READER_BYTES, Place, WeightReader, laid_out
 
 PATIENCE = 1.0  # Seconds, before slots that are in use are an error.
-_PORTABLE = 1  # cudaHostRegisterPortable: for all devices of the process.
 
 
 @dataclasses.dataclass
@@ -76,48 +74,6 @@ class _OwnSlot(_Slot):
         return self.users > 0 or self.full and self.slots.has_content(self.number)
 
 
-def _mapped(size: int) -> mmap.mmap:
-    """Returns memory that forked processes do not have, in huge pages where the kernel has them."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_DONTFORK)
-    with contextlib.suppress(OSError):  # Of a kernel without huge pages.
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
-
-
-def pinned(size: int, device: Any) -> Any:
-    """Returns a buffer in memory of the host that the device reads by itself. Errors: RuntimeError with the driver's number.
-
-    For CUDA it is mapped here and registered: torch's own is rounded up to a power of two.
-    """
-    import torch
-
-    if device.type != "cuda":
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-    memory = _mapped(size)
-    array = np.frombuffer(memory, dtype=np.uint8)
-    status = int(torch.cuda.cudart().cudaHostRegister(array.ctypes.data, size, 0))
-    if status != 0:
-        raise RuntimeError(f"stream_frozen: {format_bytes(size)} of host memory could not be registered with {device}: cudaHostRegister gives {status}")
-    weakref.finalize(memory, torch.cuda.cudart().cudaHostUnregister, array.ctypes.data)
-    return memory
-
-
-def _cuda_driver() -> tuple[int, int]:
-    """Returns the addresses of cudaHostRegister and cudaHostUnregister in the runtime that torch has loaded."""
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-        runtimes = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/libcudart" in line}
-    for runtime in sorted(runtimes):
-        library = ctypes.CDLL(runtime)
-        add, remove = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in (library.cudaHostRegister, library.cudaHostUnregister))
-        return add, remove
-    return 0, 0
-
-
-DRIVERS: dict[str, Callable[[], tuple[int, int]]] = {"cuda": _cuda_driver}
-"""By the type of a device: what gives the addresses of C functions (data, size, flags) and (data) that register host memory and undo it."""
-
-
 class WeightRing:
     """The weights of blocks 0 to n − 1, each a list of places."""
 
@@ -134,15 +90,14 @@ class WeightRing:
         """Blocks; slots; and bytes of a slot."""
         stride = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self._bytes, count = slots * stride + READER_BYTES, min(cache_bytes // max(stride, 1), len(blocks))
-        driver = DRIVERS[device.type]() if device is not None and device.type in DRIVERS else (0, 0)
         try:
-            self._kept: _core.KeptSlots | None = _core.KeptSlots.open(governor._core, count, self.slot_bytes, self._bytes, *driver, _PORTABLE)
+            self._kept: _core.KeptSlots | None = _core.KeptSlots.open(governor._core, count, self.slot_bytes, self._bytes, *driver_of(device))
         except BudgetExceeded as error:
             cached = f" and cache_bytes for {count} blocks" if count else ""
             raise governor.refusal(
                 "weights", self._bytes, f"stream_frozen: {slots} slots of {format_bytes(size)}, the largest block,{cached} are "
                 f"refused: {error}") from None
-        self._slots = [_Slot(pinned(self.slot_bytes, device) if device is not None else _mapped(self.slot_bytes)) for _ in range(slots)]
+        self._slots = [_Slot(pinned(self.slot_bytes, device) if device is not None else mapped(self.slot_bytes)) for _ in range(slots)]
         self._own = [_OwnSlot(self._kept.array(one), len(blocks) - 1 - one, slots=self._kept, number=one) for one in range(count)]
         self._reader = reader or WeightReader()
         self._changed = threading.Condition()  # Guards slots and what follows.

@@ -15,6 +15,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from .. import RunOptions, option
+from ...memory._device_memory import limit_around
 
 if TYPE_CHECKING:
     from ._task import Task
@@ -81,7 +82,7 @@ class TuningOptions(RunOptions):
 
     def devices(self) -> dict[str, str]:
         name = self.device_name()
-        return {} if name == "cpu" else {name: self.device_memory_limit}
+        return {} if name == "cpu" else {name: self.device_memory_limit or limit_around()}
 
     def task(self) -> Task:
         """Makes the recipe's Task from these options."""

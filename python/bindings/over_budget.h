@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A BudgetExceeded that a function of Python raised, and that goes through an Error back to Python:
+// its tag may be a device's name, and its holders those of a device, for which an Error has no
+// place.
+//
+// Threads: with Python's lock.   Memory: the last one's texts.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "plimsoll/result.h"
+
+namespace plimsoll::python {
+
+struct OverBudget {
+  std::string tag{};
+  std::map<std::string, std::int64_t> held_bytes{};
+};
+
+/// Keeps what `error` was made of, until the next one.
+void keep_over_budget(const Error& error, OverBudget raised);
+/// What was kept for this error, or a copy of it.
+[[nodiscard]] std::optional<OverBudget> kept_over_budget(const Error& error);
+
+}  // namespace plimsoll::python
