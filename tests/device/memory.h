@@ -141,9 +141,9 @@ struct Inside {
   const int before;
 };
 
-bool is_pinned(const void* data);
 /// Memory of the program's own, as cudaHostRegister() does it. False: some of it is pinned already.
 bool register_pinned(std::uintptr_t address, std::size_t bytes);
 bool unregister_pinned(std::uintptr_t address);  ///< False: none begins there.
+bool is_pinned(const void* data);
 
 }  // namespace sim
