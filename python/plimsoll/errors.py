@@ -18,17 +18,18 @@ __all__ = ["BudgetExceeded", "CorruptError", "InternalError", "MemoryPressure", 
 class BudgetExceeded(MemoryError):
     """The governor refused bytes: the limit, or the cap of a component, would have been passed.
 
-    Units: every figure is in bytes. Memory is as it was before the call.
+    Units: every figure is in bytes. Memory is as it was before the call. Where a device refused, `tag` is its name, such as
+    "cuda", and its holders are "tensors", "cache" and "context".
     """
 
     tag: str
     """The holder whose bytes were asked for: "tensors", "rows", "features", "loader", "pinned", "weights", "foreign",
-    "other"; or the name of a device that refused, such as "cuda"."""
+    "other"."""
     requested_bytes: int
     available_bytes: int
     limit_bytes: int
     held_bytes: dict[str, int]
-    """Bytes that are held, by tag of the holder; of a device by "tensors", "cache" and "context"."""
+    """Bytes that are held, by tag of the holder."""
     advice: str
     """Which option to change."""
     smallest_limit_bytes: int

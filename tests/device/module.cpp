@@ -52,8 +52,6 @@ PYBIND11_MODULE(plimsoll_simulated_device, m) {
     sim::memory(device).refuse_after(granted, count);
   });
   m.def("host_driver", &sim::host_driver);
-  m.def("register_pinned", &sim::register_pinned);
-  m.def("unregister_pinned", &sim::unregister_pinned);
   m.def("check_order", &sim::set_order_checked);
   m.def("run_ahead", &sim::set_run_ahead);
   m.def("hold_copies", &sim::set_copies_held);
@@ -62,6 +60,8 @@ PYBIND11_MODULE(plimsoll_simulated_device, m) {
     sim::hold_stream(device, sim::current_stream(device));
   });
   m.def("open_gates", &sim::open_gates);
+  m.def("register_pinned", &sim::register_pinned);
+  m.def("unregister_pinned", &sim::unregister_pinned);
   py::class_<Rules>(m, "Rules")
       .def(py::init<std::int64_t>())
       .def("allocate", &Rules::allocate)

@@ -200,7 +200,7 @@ def test_s45_the_kernel_chooses_the_command_and_not_its_guard(program, tmp_path,
 
 
 @pytest.mark.parametrize(("words", "text"), [
-    (["--", "true"], "give --memory-limit, --alert, --restarts, --record or --signal"),
+    (["--", "true"], "give --memory-limit, --device-memory-limit, --alert, --restarts, --record or --signal"),
     (["--memory-limit", "much", "--", "true"], "--memory-limit"),
     (["--memory-limit", "1GiB", "--alert", "soon", "--", "true"], "--alert"),
     (["--memory-limit", "1GiB"], "COMMAND"),

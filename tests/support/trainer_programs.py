@@ -185,7 +185,7 @@ def lightning_on_simulated_device(path, workers, limit):
         def get_device_stats(self, device):
             return {}
 
-    return lightning_trainer(path, workers, limit, device_limit="64MiB", device="sim", accelerator=Simulated(),
+    return lightning_trainer(path, workers, limit, device_limit="64MiB", device="sim", data=Lines(30), accelerator=Simulated(),
                              strategy=SingleDeviceStrategy(device=torch.device("sim", 0)), devices=1)
 
 

@@ -164,13 +164,13 @@ class Governor:
         """Whose file system the disk limit speaks of."""
         self._on_pressure = on_pressure
         self._next_boundary = 0.0
+        self._row_ways: dict[Any, Any] = {}  # By device: of rows/_device_rows.py.
         self._growth, self._steps, self._steps_told = Growth(), 0, False
         self._before_retry: Callable[[], None] = lambda: None  # Ends what holds memory for a moment only.
         self._hears: Callable[[bool, PressureReport], None] | None = None  # Of a Run: takes a stop of the watcher.
         self._arena: Any = None
         self._parts: weakref.WeakSet[_Closes] = weakref.WeakSet()
         self._on_their_way: weakref.WeakSet[_GivesBack] = weakref.WeakSet()  # To a device, before anybody needs them.
-        self._row_ways: dict[Any, Any] = {}  # By device: of rows/_device_rows.py.
         machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         foreign_size = byte_size(foreign_bytes, "foreign_bytes", machine)
         self.devices: dict[str, DeviceMemory] = limited(devices) if devices else {}
