@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Graph attention, a node at a time, over lanes (torch/lanes.h).
+// Graph attention, a node at a time, over lanes (kernels/lanes.h).
 //
 // Threads: see gat_kernels.h.   Memory: a few cache lines of state per node.
 #include "recipes/can_kd/gat_kernels.h"
@@ -9,8 +9,8 @@
 #include <limits>
 
 #include "base/check.h"
+#include "kernels/lanes.h"
 #include "recipes/can_kd/shared_rows.h"
-#include "torch/lanes.h"
 
 namespace plimsoll::can_kd {
 namespace {

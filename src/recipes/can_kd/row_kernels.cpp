@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows, element by element over lanes (torch/lanes.h).
+// Rows, element by element over lanes (kernels/lanes.h).
 //
 // Threads: see row_kernels.h.   Memory: see row_kernels.h.
 #include "recipes/can_kd/row_kernels.h"
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/philox.h"
+#include "kernels/lanes.h"
 #include "recipes/can_kd/shared_rows.h"
-#include "torch/lanes.h"
 
 namespace plimsoll::can_kd {
 namespace {

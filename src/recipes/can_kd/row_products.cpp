@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles of 6 by 16 in registers, over packed panels (torch/lanes.h).
+// Tiles of 6 by 16 in registers, over packed panels (kernels/lanes.h).
 //
 // Threads: see row_products.h.   Memory: see row_products.h.
 #include "recipes/can_kd/row_products.h"

@@ -2,7 +2,7 @@
 //
 // What the loops over rows have alike: sharing them among threads, and the last lanes of a row.
 //
-// For sources of this folder alone. Reading order: torch/lanes.h, this file.
+// For sources of this folder alone. Reading order: kernels/lanes.h, this file.
 //
 // Threads: work is shared among torch's.   Memory: registers.
 #pragma once
@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "torch/lanes.h"
+#include "kernels/lanes.h"
 
 namespace plimsoll::can_kd {
 

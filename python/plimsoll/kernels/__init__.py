@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that torch has not, as operators: `plimsoll.kernels.symmetric_info_nce(a, b, groups, 0.07)`.
+
+Each is `torch.ops.plimsoll.NAME` too, once this module (or `plimsoll._torch`) is imported. Float32 on the CPU has a kernel of
+ours: one pass, the same bits for any number of threads. Float64 and every other device run a composition of torch's own
+operators. All have gradients where that makes sense, and shapes for FakeTensor, so `torch.compile(fullgraph=True)` takes them.
+A kernel's gradient has no gradient of its own; torch refuses to make one.
+
+Errors: TypeError for dtypes, ValueError for shapes, IndexError for numbers of rows that are not there.
+Threads: those of torch (`torch.set_num_threads()`).
+"""
+from ..core import _torch_gate
+
+_torch_gate.load()  # Registers the operators.
+
+from ._contrast import displacement_cosines, nearest_neighbors, normalize_rows, polar_coordinates, rotate_toward, symmetric_info_nce
+from ._recall import recall_ranks, turned_gallery_ranks, turned_query_ranks
+
+__all__ = ["displacement_cosines", "nearest_neighbors", "normalize_rows", "polar_coordinates", "recall_ranks", "rotate_toward",
+           "symmetric_info_nce", "turned_gallery_ranks", "turned_query_ranks"]

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases of plimsoll.kernels: an operator, arguments that a seed makes, and the same formula in torch's operators, in any dtype."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+FLOOR = 1e-8
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One operator with one kind of arguments. Floating arguments that `trained` names take gradients."""
+    name: str
+    make: Callable[[int], list[Any]]  # Of a number of rows.
+    formula: Callable[..., Any]
+    trained: tuple[int, ...] = ()
+    rows: tuple[int, ...] = (2, 3, 31, 33, 150)
+    tolerance: float = 1e-6  # Of float32 against float64, relative to the norm; each from a measured one.
+    grad_tolerance: float = 2e-6
+
+    @property
+    def operator(self) -> Any:
+        return getattr(torch.ops.plimsoll, self.name).default
+
+    def arguments(self, rows: int, dtype: torch.dtype = torch.float32, device: str = "cpu", trained: bool = True) -> list[Any]:
+        made = []
+        for place, one in enumerate(self.make(rows)):
+            if isinstance(one, torch.Tensor):
+                one = (one.to(dtype) if one.is_floating_point() else one).to(device)
+                one = one.requires_grad_(trained and place in self.trained)
+            made.append(one)
+        return made
+
+
+def listed(results: Any) -> list[torch.Tensor]:
+    return list(results) if isinstance(results, (tuple, list)) else [results]
+
+
+def forward_and_backward(function: Callable[..., Any], arguments: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(results, gradients of a fixed weighting of those that have one). The weights are exact in float32."""
+    results = listed(function(*arguments))
+    inputs = [one for one in arguments if isinstance(one, torch.Tensor) and one.requires_grad]
+    if not inputs:
+        return results, []
+    generator = torch.Generator().manual_seed(5)
+    total = 0.0
+    for one in results:
+        weight = torch.randn(one.shape, generator=generator).to(one.device)
+        if one.requires_grad:
+            total = total + (one * weight.to(one.dtype)).sum()
+    return [one.detach() for one in results], list(torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True))
+
+
+def gap(x: torch.Tensor, y: torch.Tensor) -> float:
+    """Distance from y relative to its norm, or to 1e-6 where that is less; exact where numbers are whole."""
+    assert x.shape == y.shape
+    if not y.is_floating_point():
+        return 0.0 if torch.equal(x.cpu(), y.cpu()) else float("inf")
+    x, y = x.detach().cpu().double(), y.detach().cpu().double()
+    return float((x - y).norm() / y.norm().clamp_min(1e-6))
+
+
+def normals(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def unit(x):
+    return x / x.norm(dim=1, keepdim=True).clamp_min(FLOOR)
+
+
+def polar(x):
+    rest = x[:, 1:].norm(dim=1)
+    q = x[:, 1] if x.shape[1] == 2 else torch.where(x[:, 1] < 0, -1.0, 1.0).to(x.dtype) * rest
+    return x.norm(dim=1), torch.atan2(q, x[:, 0])
+
+
+def rotate(x, direction, angle, scale):
+    turned = unit(angle.cos()[:, None] * unit(x) + angle.sin()[:, None] * unit(direction))
+    return unit(scale[:, None] * x.norm(dim=1, keepdim=True) * turned), unit(x)
+
+
+def info_nce(a, b, groups, temperature):
+    s = a @ b.T / temperature
+    own = torch.eye(len(a), dtype=torch.bool, device=a.device)
+    s = s.masked_fill((groups[:, None] == groups[None, :]) & ~own, -1e30)
+    target = torch.arange(len(a), device=a.device)
+    return (F.cross_entropy(s, target) + F.cross_entropy(s.T, target)) / 2
+
+
+def neighbors(x):
+    apart = (x[:, None] - x[None, :]).square().sum(2).fill_diagonal_(torch.inf)
+    cosine = (unit(x) @ unit(x).T).fill_diagonal_(-torch.inf)
+    order = apart.sort(dim=1, stable=True)[1][:, :3]
+    nearest = torch.full((len(x), 3), -1, device=x.device)
+    nearest[:, :len(x) - 1] = order[:, :len(x) - 1]
+    return nearest, cosine.argmax(1), cosine.max(1)[0]
+
+
+def displacements(a, b, pairs0, pairs1):
+    moved = a - b
+    length = moved.norm(dim=1)
+
+    def cosine(pairs):
+        return torch.zeros_like(length) if pairs is None else (moved * moved[pairs]).sum(1) / (length * length[pairs]).clamp_min(FLOOR)
+
+    return length, cosine(pairs0), cosine(pairs1)
+
+
+def ranks(similarity, target):
+    return (similarity >= similarity.gather(1, target[:, None])).sum(1, dtype=torch.int32)
+
+
+def query_ranks(s, p, a, b, least):
+    return (a.T[:, :, None] * s[:, None] + b.T[:, :, None] * p[None] >= least[:, :, None]).sum(2, dtype=torch.int32)
+
+
+def gallery_ranks(s, p, a, b, least, low, high):
+    reaches = a[None] * s[:, None] + b[None] * p[:, :, None] >= least[:, :, None]
+    place = torch.arange(s.shape[1], device=s.device)
+    own = (place >= low[:, None]) & (place < high[:, None])
+    return reaches.sum(2, dtype=torch.int32), (reaches & own[:, None]).sum(2, dtype=torch.int32)
+
+
+def groups_of(rows: int, each: int) -> torch.Tensor:
+    return (torch.arange(rows) // each).roll(1)
+
+
+def others(rows: int, by: int) -> torch.Tensor:
+    return torch.arange(rows).roll(by)
+
+
+CONTRAST = (
+    Case("normalize_rows", lambda n: [normals(n, 100, seed=1)], unit, (0,)),
+    Case("normalize_rows", lambda n: [normals(n, 5, seed=2, scale=1e3)], unit, (0,)),
+    *(Case("polar_coordinates", lambda n, columns=columns: [normals(n, columns, seed=3)], polar, (0,)) for columns in (2, 3, 64)),
+    Case("rotate_toward", lambda n: [normals(n, 64, seed=4, scale=3.0), normals(n, 64, seed=5), normals(n, seed=6),
+                                     1 + normals(n, seed=7).abs()], rotate, (0, 1, 2)),
+    Case("rotate_toward", lambda n: [normals(n, 7, seed=4), normals(n, 7, seed=5), normals(n, seed=6), -1 - normals(n, seed=7).abs()],
+         rotate, (1, 2)),
+    *(Case("symmetric_info_nce", lambda n, each=each, t=t: [unit(normals(n, 24, seed=8)), unit(normals(n, 24, seed=9)),
+                                                            groups_of(n, each), t],
+           info_nce, (0, 1), rows=(4, 31, 33, 150), grad_tolerance=5e-6) for each, t in ((1, 0.07), (3, 0.025), (2, 1.0))),
+    *(Case("nearest_neighbors", lambda n, columns=columns: [normals(n, columns, seed=10)], neighbors) for columns in (2, 16)),
+    Case("displacement_cosines", lambda n: [normals(n, 96, seed=11), normals(n, 96, seed=12), others(n, 1), torch.arange(n) // 4],
+         displacements, (0, 1), grad_tolerance=5e-6),
+    Case("displacement_cosines", lambda n: [normals(n, 5, seed=11), normals(n, 5, seed=12), None, others(n, 1)], displacements, (0,),
+         grad_tolerance=5e-6),
+)
+RECALL = (
+    Case("recall_ranks", lambda n: [normals(n, 77, seed=13), torch.arange(n) % 77], ranks),
+    Case("turned_query_ranks", lambda n: [normals(n, 77, seed=14), normals(5, 77, seed=15), normals(5, n, seed=16), normals(5, n, seed=17),
+                                          normals(n, 5, seed=18)], query_ranks),
+    Case("turned_gallery_ranks", lambda n: [normals(n, 77, seed=14), normals(n, 5, seed=15), normals(5, 77, seed=16), normals(5, 77, seed=17),
+                                            normals(n, 5, seed=18), torch.arange(n) - 3, torch.arange(n) + 9], gallery_ranks),
+)
