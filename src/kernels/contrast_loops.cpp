@@ -6,20 +6,16 @@
 // Threads: see contrast_loops.h.   Memory: one cache line of state per row.
 #include "kernels/contrast_loops.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "kernels/lanes.h"
+#include "kernels/shared_rows.h"
 
 namespace plimsoll::kernels {
 namespace {
-
-// Floats touched below which waking another thread costs more than it saves.
-constexpr std::int64_t kGrainFloats = 32'768;
 
 // `row_floats` is about what the body touches per row.
 template <class F>

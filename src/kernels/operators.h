@@ -15,7 +15,6 @@
 // Threads: free functions.   Memory: none.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -23,6 +22,8 @@
 
 #include <cstdint>
 #include <optional>
+
+#include "kernels/floats.h"
 
 namespace plimsoll::kernels {
 
@@ -40,13 +41,6 @@ inline bool has_kernel(const at::Tensor& x) {
 /// Whether autograd wants a gradient of it.
 inline bool wants_gradient(const at::Tensor& x) {
   return c10::GradMode::is_enabled() && x.requires_grad();
-}
-
-inline const float* floats(const at::Tensor& x) {
-  return x.const_data_ptr<float>();
-}
-inline float* out_floats(const at::Tensor& x) {
-  return x.data_ptr<float>();
 }
 
 /// An absent tensor as torch's operators have it, and as autograd's functions do.

@@ -22,6 +22,7 @@ class Case:
     rows: tuple[int, ...] = (2, 3, 31, 33, 150)
     tolerance: float = 1e-6  # Of float32 against float64, relative to the norm; each from a measured one.
     grad_tolerance: float = 2e-6
+    options: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)  # The last arguments, by the names that Python has.
 
     @property
     def operator(self) -> Any:
@@ -29,10 +30,12 @@ class Case:
 
     def arguments(self, rows: int, dtype: torch.dtype = torch.float32, device: str = "cpu", trained: bool = True) -> list[Any]:
         made = []
-        for place, one in enumerate(self.make(rows)):
+        for place, one in enumerate([*self.make(rows), *self.options.values()]):
             if isinstance(one, torch.Tensor):
                 one = (one.to(dtype) if one.is_floating_point() else one).to(device)
                 one = one.requires_grad_(trained and place in self.trained)
+            elif isinstance(one, list):
+                one = [each.to(device) for each in one]
             made.append(one)
         return made
 
@@ -157,4 +160,90 @@ RECALL = (
                                           normals(n, 5, seed=18)], query_ranks),
     Case("turned_gallery_ranks", lambda n: [normals(n, 77, seed=14), normals(n, 5, seed=15), normals(5, 77, seed=16), normals(5, 77, seed=17),
                                             normals(n, 5, seed=18), torch.arange(n) - 3, torch.arange(n) + 9], gallery_ranks),
+)
+
+
+def edges_of(nodes: int) -> torch.Tensor:
+    """About three edges a node: parallel ones, some from a node to itself, and nodes without any."""
+    generator = torch.Generator().manual_seed(nodes)
+    edge_index = torch.randint(0, max(1, nodes), (2, 3 * nodes), generator=generator)
+    edge_index[:, ::7] = edge_index[:1, ::7]
+    return edge_index if nodes < 4 else edge_index.where(edge_index != 1, 0)
+
+
+def sorted_edges(edge_index, nodes):
+    """Sorted by Python's own sort; places behind the last edge are 0."""
+    pairs = edge_index.T.tolist()
+    into = [[*(s for s, t in pairs if t == v and s != v), v] for v in range(nodes)]
+    targets = [v for v, list_ in enumerate(into) for _ in list_]
+    sources = [s for list_ in into for s in list_]
+    out = sorted(range(len(sources)), key=lambda e: sources[e])
+
+    def ptr(of):
+        return torch.tensor([sum(x < v for x in of) for v in range(nodes + 1)], dtype=torch.int32)
+
+    def whole(of):
+        return torch.tensor([*of, *[0] * (len(pairs) + nodes - len(of))], dtype=torch.int32)
+
+    self_edge = torch.tensor([(v, v) in {(s, t) for s, t in pairs} for v in range(nodes)], dtype=torch.uint8)
+    return ptr(targets), whole(sources), ptr(sources), whole([targets[e] for e in out]), whole(out), self_edge
+
+
+def attention(x, weight, att_source, att_target, bias, edges, concat=True, dropout=0.0, seed=0, place=0, bf16=False):
+    """Edge by edge: a matrix [to, from, head] holds how often an edge is there, and the sum of its factors of dropout."""
+    nodes, (heads, out) = len(x), att_source.shape
+    in_ptr, in_source = edges[0].tolist(), edges[1].tolist()
+    keep = torch.ops.plimsoll.dropout_factors(x.new_zeros(len(in_source), heads, dtype=torch.float32), dropout, seed, place).to(x.dtype)
+    count, kept = x.new_zeros(nodes, nodes, heads), x.new_zeros(nodes, nodes, heads)
+    for v in range(nodes):
+        for e in range(in_ptr[v], in_ptr[v + 1]):
+            count[v, in_source[e]] += 1
+            kept[v, in_source[e]] += keep[e]
+    h = (x @ weight.T).view(nodes, heads, out)
+    score = F.leaky_relu((h * att_target).sum(2)[:, None] + (h * att_source).sum(2)[None, :], 0.2)
+    share = (score - score.detach().amax()).exp()
+    y = torch.einsum("ijh,jhc->ihc", kept * share / (count * share).sum(1, keepdim=True), h)
+    return (y.flatten(1) if concat else y.mean(1)) + bias
+
+
+def neighbors_of(rows, weight, bias, ids, edges, bf16=False):
+    out_ptr, out_target, self_edge = (edges[k].tolist() for k in (2, 3, 5))
+    target = torch.zeros(len(rows), len(weight), dtype=rows.dtype)
+    for v in range(len(rows)):
+        for e in range(out_ptr[v], out_ptr[v + 1]):
+            if out_target[e] != v or self_edge[v]:
+                target[v, ids[out_target[e]]] = 1
+    return F.binary_cross_entropy_with_logits(rows @ weight.T + bias, target.to(rows.device))
+
+
+def divergence(mean, log_variance):
+    return torch.distributions.kl_divergence(torch.distributions.Normal(mean, (log_variance / 2).exp()),
+                                             torch.distributions.Normal(torch.zeros_like(mean), torch.ones_like(mean))).mean()
+
+
+def made_edges(nodes: int) -> list[torch.Tensor]:
+    return list(torch.ops.plimsoll.sort_edges(edges_of(nodes), nodes))
+
+
+def layer_of(nodes: int, inputs: int, heads: int, out: int, concat: bool) -> list[Any]:
+    return [normals(nodes, inputs, seed=20), normals(heads * out, inputs, seed=21, scale=0.3), normals(heads, out, seed=22), normals(heads, out, seed=23),
+            normals(heads * out if concat else out, seed=24), made_edges(nodes)]
+
+
+def head_of(rows: int) -> list[Any]:
+    return [normals(rows, 12, seed=25), normals(19, 12, seed=26), normals(19, seed=27), torch.arange(rows) * 5 % 19]
+
+
+GRAPHS = (
+    Case("sort_edges", lambda n: [edges_of(n), n], sorted_edges),
+    *(Case("gat_conv", lambda n, form=form: layer_of(n, *form), attention, (0, 1, 2, 3, 4), grad_tolerance=5e-6,
+           options={"concat": form[3], "dropout": dropout, "seed": 11, "place": 3})
+      for form, dropout in (((7, 3, 5, True), 0.0), ((18, 4, 24, True), 0.3), ((9, 2, 8, False), 0.0), ((12, 5, 11, False), 0.5))),
+    Case("linear_rows", lambda n: [normals(n, 37, seed=28), normals(21, 37, seed=29), normals(21, seed=30)], F.linear, (0, 1, 2)),
+    Case("linear_rows", lambda n: [normals(n, 5, seed=28), normals(3, 5, seed=29), None], F.linear, (1,)),
+    Case("mean_square", lambda n: [normals(n, 9, seed=31), normals(n, 9, seed=32)], F.mse_loss, (0, 1)),
+    Case("normal_divergence", lambda n: [normals(n, 9, seed=33), normals(n, 9, seed=34)], divergence, (0, 1)),
+    Case("id_cross_entropy", head_of, lambda rows, weight, bias, ids: F.cross_entropy(rows @ weight.T + bias, ids), (0, 1, 2), grad_tolerance=5e-6),
+    Case("id_cross_entropy_rows", head_of, lambda rows, weight, bias, ids: F.cross_entropy(rows @ weight.T + bias, ids, reduction="none")),
+    Case("neighbor_cross_entropy", lambda n: [*head_of(n), made_edges(n)], neighbors_of, (0, 1, 2), grad_tolerance=5e-6),
 )

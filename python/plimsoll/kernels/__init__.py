@@ -14,7 +14,19 @@ from ..core import _torch_gate
 _torch_gate.load()  # Registers the operators.
 
 from ._contrast import displacement_cosines, nearest_neighbors, normalize_rows, polar_coordinates, rotate_toward, symmetric_info_nce
+from ._graphs import (
+    dropout_factors,
+    gat_conv,
+    id_cross_entropy,
+    id_cross_entropy_rows,
+    linear_rows,
+    mean_square,
+    neighbor_cross_entropy,
+    normal_divergence,
+    sort_edges,
+)
 from ._recall import recall_ranks, turned_gallery_ranks, turned_query_ranks
 
-__all__ = ["displacement_cosines", "nearest_neighbors", "normalize_rows", "polar_coordinates", "recall_ranks", "rotate_toward",
-           "symmetric_info_nce", "turned_gallery_ranks", "turned_query_ranks"]
+__all__ = ["displacement_cosines", "dropout_factors", "gat_conv", "id_cross_entropy", "id_cross_entropy_rows", "linear_rows", "mean_square",
+           "nearest_neighbors", "neighbor_cross_entropy", "normal_divergence", "normalize_rows", "polar_coordinates", "recall_ranks",
+           "rotate_toward", "sort_edges", "symmetric_info_nce", "turned_gallery_ranks", "turned_query_ranks"]

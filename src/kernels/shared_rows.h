@@ -14,7 +14,7 @@
 
 #include "kernels/lanes.h"
 
-namespace plimsoll::can_kd {
+namespace plimsoll::kernels {
 
 /// Floats touched below which waking another thread costs more than it saves.
 inline constexpr std::int64_t kGrainFloats = 32'768;
@@ -53,4 +53,4 @@ PLIMSOLL_INLINE void store_some(const Lanes& from, std::int64_t n, float* to) {
   std::copy(part, part + n, to);
 }
 
-}  // namespace plimsoll::can_kd
+}  // namespace plimsoll::kernels

@@ -2,8 +2,8 @@
 //
 // Rows, element by element over lanes (kernels/lanes.h).
 //
-// Threads: see row_kernels.h.   Memory: see row_kernels.h.
-#include "recipes/can_kd/row_kernels.h"
+// Threads: see row_loops.h.   Memory: see row_loops.h.
+#include "kernels/row_loops.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,9 +12,9 @@
 
 #include "base/philox.h"
 #include "kernels/lanes.h"
-#include "recipes/can_kd/shared_rows.h"
+#include "kernels/shared_rows.h"
 
-namespace plimsoll::can_kd {
+namespace plimsoll::kernels {
 namespace {
 
 using Doubles = double __attribute__((vector_size(kLanes * sizeof(double)), aligned(8)));
@@ -672,4 +672,4 @@ void mix_rows_backward(std::span<const float* const> x, Extent shape, const floa
   });
 }
 
-}  // namespace plimsoll::can_kd
+}  // namespace plimsoll::kernels
