@@ -28,10 +28,6 @@ constexpr double kLeak = 0.2;
 
 // ---- dropout_factors ----
 
-void check_rate(double rate) {
-  TORCH_CHECK_VALUE(rate >= 0.0 && rate < 1.0, "dropout: ", rate, " is not from 0 to below 1");
-}
-
 at::Tensor factors_of(at::IntArrayRef sizes, const at::TensorOptions& options, double rate,
                       std::int64_t seed, std::int64_t place) {
   auto keep = at::empty(sizes, options.dtype(at::kFloat));
@@ -42,13 +38,13 @@ at::Tensor factors_of(at::IntArrayRef sizes, const at::TensorOptions& options, d
 
 at::Tensor factors_cpu(const at::Tensor& like, double rate, std::int64_t seed, std::int64_t place) {
   check_floating(like, "dropout_factors: like");
-  check_rate(rate);
+  check_dropout(rate);
   return factors_of(like.sizes(), like.options(), rate, seed, place).to(like.scalar_type());
 }
 
 at::Tensor factors_meta(const at::Tensor& like, double rate, c10::SymInt, c10::SymInt) {
   check_floating(like, "dropout_factors: like");
-  check_rate(rate);
+  check_dropout(rate);
   return at::empty_symint(like.sym_sizes(), like.options());
 }
 
@@ -98,7 +94,7 @@ void check_attention(const at::Tensor& h, const at::Tensor& att_source,
   TORCH_CHECK_VALUE(bias.dim() == 1 && bias.sym_size(0) == (how.concat ? heads * out : out),
                     "gat_conv: bias: ", bias.sym_sizes(), " does not fit att_source, ",
                     att_source.sym_sizes(), how.concat ? "" : ", of heads whose mean is taken");
-  check_rate(how.dropout);
+  check_dropout(how.dropout);
   check_edge_tensors(how.edges, h);
 }
 

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -41,6 +42,11 @@ inline bool has_kernel(const at::Tensor& x) {
 /// Whether autograd wants a gradient of it.
 inline bool wants_gradient(const at::Tensor& x) {
   return c10::GradMode::is_enabled() && x.requires_grad();
+}
+
+/// A tensor like x without numbers.
+inline at::Tensor empty_as(const at::Tensor& x) {
+  return at::empty_symint(x.sym_sizes(), x.options());
 }
 
 /// An absent tensor as torch's operators have it, and as autograd's functions do.
@@ -96,6 +102,11 @@ inline void check_list(const at::Tensor& x, const char* name, const at::Tensor& 
   TORCH_CHECK_VALUE(x.device() == list.device(), other, ": on ", list.device(), ", but ", name,
                     " is on ", x.device());
   check_size(x, 0, name, list, 0, other);
+}
+
+/// Errors: ValueError unless it is a share that dropout can drop.
+inline void check_dropout(double rate) {
+  TORCH_CHECK_VALUE(rate >= 0.0 && rate < 1.0, "dropout: ", rate, " is not from 0 to below 1");
 }
 
 /// Errors: IndexError naming the first that is not from 0 to most − 1. Requires: int64 on the CPU.

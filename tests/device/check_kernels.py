@@ -5,9 +5,9 @@ import torch
 
 import plimsoll.kernels
 from tests import device
-from tests.support.kernel_cases import CONTRAST, GRAPHS, RECALL, forward_and_backward, gap
+from tests.support.kernel_cases import CONTRAST, GRAPHS, LAYERS, RECALL, forward_and_backward, gap
 
-CASES = [pytest.param(case, id=f"{case.name}-{number}") for number, case in enumerate((*CONTRAST, *RECALL, *GRAPHS))]
+CASES = [pytest.param(case, id=f"{case.name}-{number}") for number, case in enumerate((*CONTRAST, *RECALL, *GRAPHS, *LAYERS))]
 DEV = "sim"
 
 

@@ -34,8 +34,9 @@ class Case:
             if isinstance(one, torch.Tensor):
                 one = (one.to(dtype) if one.is_floating_point() else one).to(device)
                 one = one.requires_grad_(trained and place in self.trained)
-            elif isinstance(one, list):
-                one = [each.to(device) for each in one]
+            elif isinstance(one, list):  # Edges, which are no floats and take no gradient, or layers.
+                one = [(each.to(dtype) if each.is_floating_point() else each).to(device) for each in one]
+                one = [each.requires_grad_(trained and place in self.trained) for each in one] if place in self.trained else one
             made.append(one)
         return made
 
@@ -44,10 +45,15 @@ def listed(results: Any) -> list[torch.Tensor]:
     return list(results) if isinstance(results, (tuple, list)) else [results]
 
 
+def trained_of(arguments: list[Any]) -> list[torch.Tensor]:
+    flat = [each for one in arguments for each in (one if isinstance(one, list) else [one])]
+    return [one for one in flat if isinstance(one, torch.Tensor) and one.requires_grad]
+
+
 def forward_and_backward(function: Callable[..., Any], arguments: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(results, gradients of a fixed weighting of those that have one). The weights are exact in float32."""
     results = listed(function(*arguments))
-    inputs = [one for one in arguments if isinstance(one, torch.Tensor) and one.requires_grad]
+    inputs = trained_of(arguments)
     if not inputs:
         return results, []
     generator = torch.Generator().manual_seed(5)
@@ -246,4 +252,66 @@ GRAPHS = (
     Case("id_cross_entropy", head_of, lambda rows, weight, bias, ids: F.cross_entropy(rows @ weight.T + bias, ids), (0, 1, 2), grad_tolerance=5e-6),
     Case("id_cross_entropy_rows", head_of, lambda rows, weight, bias, ids: F.cross_entropy(rows @ weight.T + bias, ids, reduction="none")),
     Case("neighbor_cross_entropy", lambda n: [*head_of(n), made_edges(n)], neighbors_of, (0, 1, 2), grad_tolerance=5e-6),
+)
+
+
+def factors(x, rate, seed, place):
+    return torch.ops.plimsoll.dropout_factors(x.detach(), rate, seed, place)
+
+
+def norm_relu(x, weight, bias, mean, variance, of_batch=True, rate=0.0, seed=0, place=0):
+    y = F.batch_norm(x, None if of_batch else mean, None if of_batch else variance, weight, bias, training=of_batch)
+    return torch.relu(y) * factors(x, rate, seed, place)
+
+
+def columns_of(rows: int) -> list[Any]:
+    return [normals(rows, 13, seed=41, scale=2.0) + 1, normals(13, seed=42), normals(13, seed=43)]
+
+
+def normed(rows: int) -> list[Any]:
+    x = columns_of(rows)[0].double()
+    return [*columns_of(rows), x.mean(0).float(), x.var(0, unbiased=False).float()]
+
+
+def sampled(mean, log_variance, seed, place):
+    zeros = torch.zeros(mean.shape)
+    noise = torch.ops.plimsoll.sample_normal(zeros, zeros, seed, place)
+    return mean + noise.to(mean) * (log_variance / 2).exp()
+
+
+def runs_of(rows: int) -> torch.Tensor:
+    """Runs of 0, 1, 2, … rows, and an empty one at the end."""
+    ends = torch.arange(rows + 2).cumsum(0).clamp_max(rows)
+    return torch.cat([ends, ends[-1:]]).int()
+
+
+def means(x, ptr):
+    return torch.stack([x[a:b].sum(0) / max(1, b - a) for a, b in zip(ptr.tolist(), ptr.tolist()[1:])])
+
+
+def lstm(gates, before=None):
+    """torch's own cell, with weights that hand the gates through."""
+    hidden = gates.shape[1] // 4
+    cell = torch.zeros_like(gates[:, :hidden]) if before is None else before
+    through, none = torch.eye(4 * hidden).to(gates), gates.new_zeros(4 * hidden, hidden)
+    return torch.lstm_cell(gates, (torch.zeros_like(cell), cell), through, none)
+
+
+def mixed(layers, scores):
+    return sum(w[:, None] * x for w, x in zip(scores.softmax(1).unbind(1), layers))
+
+
+MASK = {"rate": 0.4, "seed": 7, "place": 2}
+LAYERS = (
+    Case("relu_dropout", lambda n: [normals(n, 9, seed=44), *MASK.values()], lambda x, *mask: torch.relu(x) * factors(x, *mask), (0,)),
+    Case("column_moments", lambda n: [normals(n, 13, seed=45, scale=3.0) + 1], lambda x: (x.mean(0), x.var(0, unbiased=False))),
+    Case("norm_relu_dropout", normed, norm_relu, (0, 1, 2), rows=(3, 31, 33, 150), grad_tolerance=2e-5, options={"of_batch": True, **MASK}),
+    Case("norm_relu_dropout", lambda n: [*columns_of(n), normals(13, seed=46), normals(13, seed=47).abs()], norm_relu, (0, 1, 2), grad_tolerance=5e-6,
+         options={"of_batch": False, "rate": 0.0, "seed": 0, "place": 0}),
+    Case("logistic", lambda n: [normals(n, 7, seed=48, scale=4.0)], torch.sigmoid, (0,)),
+    Case("sample_normal", lambda n: [normals(n, 7, seed=49), normals(n, 7, seed=50), 7, 2], sampled, (0, 1)),
+    Case("segment_mean", lambda n: [normals(n, 11, seed=51), runs_of(n)], means, (0,)),
+    Case("lstm_cell", lambda n: [normals(n, 20, seed=52), normals(n, 5, seed=53)], lstm, (0, 1)),
+    Case("lstm_cell", lambda n: [normals(n, 20, seed=52), None], lstm, (0,)),
+    Case("mix_layers", lambda n: [[normals(n, 9, seed=54), normals(n, 9, seed=55), normals(n, 9, seed=56)], normals(n, 3, seed=57)], mixed, (0, 1)),
 )

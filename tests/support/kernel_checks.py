@@ -7,7 +7,7 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
 from plimsoll import kernels
-from tests.support.kernel_cases import Case, forward_and_backward, gap, listed
+from tests.support.kernel_cases import Case, forward_and_backward, gap, listed, trained_of
 
 
 def same(one, other):
@@ -36,15 +36,16 @@ def float64_is_composed_and_equals_the_formula(case: Case):
 
 def gradients_of_float64_pass_gradcheck(case: Case):
     arguments = case.arguments(4, torch.float64)
-    lists = {place: one for place, one in enumerate(arguments) if isinstance(one, list)}  # gradcheck takes tensors and numbers.
-    plain = tuple(one for one in arguments if not isinstance(one, list))
+    places = [place for place, one in enumerate(arguments) if isinstance(one, list) and one[0].is_floating_point()]
+    fixed = {place: one for place, one in enumerate(arguments) if isinstance(one, list) and place not in places}
 
-    def function(*given):
-        every = list(given)
-        for place, one in lists.items():
-            every.insert(place, one)
+    def function(*given):  # gradcheck takes tensors and numbers: layers come one by one, and edges not at all.
+        rest = list(given)
+        every = [fixed[place] if place in fixed else [rest.pop(0) for _ in one] if place in places else rest.pop(0)
+                 for place, one in enumerate(arguments)]
         return case.operator(*every)
 
+    plain = tuple(each for place, one in enumerate(arguments) if place not in fixed for each in (one if place in places else [one]))
     # Fast mode takes each result for one with a gradient; the cosines of a list that is None have none.
     assert torch.autograd.gradcheck(function, plain, fast_mode=case.name != "displacement_cosines")
 
@@ -92,7 +93,7 @@ def arguments_may_be_parts_of_larger_tensors(case: Case):
 
 def a_gradient_of_the_gradient_is_refused(case: Case, raises):
     arguments = case.arguments(5)
-    inputs = [one for one in arguments if isinstance(one, torch.Tensor) and one.requires_grad]
+    inputs = trained_of(arguments)
     with raises:
         total = sum(one.square().sum() for one in listed(case.operator(*arguments)) if one.requires_grad)
         first = torch.autograd.grad(total, inputs, create_graph=True)

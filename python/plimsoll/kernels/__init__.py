@@ -25,8 +25,10 @@ from ._graphs import (
     normal_divergence,
     sort_edges,
 )
+from ._layers import column_moments, logistic, lstm_cell, mix_layers, norm_relu_dropout, relu_dropout, sample_normal, segment_mean
 from ._recall import recall_ranks, turned_gallery_ranks, turned_query_ranks
 
-__all__ = ["displacement_cosines", "dropout_factors", "gat_conv", "id_cross_entropy", "id_cross_entropy_rows", "linear_rows", "mean_square",
-           "nearest_neighbors", "neighbor_cross_entropy", "normal_divergence", "normalize_rows", "polar_coordinates", "recall_ranks",
-           "rotate_toward", "sort_edges", "symmetric_info_nce", "turned_gallery_ranks", "turned_query_ranks"]
+__all__ = ["column_moments", "displacement_cosines", "dropout_factors", "gat_conv", "id_cross_entropy", "id_cross_entropy_rows", "linear_rows",
+           "logistic", "lstm_cell", "mean_square", "mix_layers", "nearest_neighbors", "neighbor_cross_entropy", "norm_relu_dropout",
+           "normal_divergence", "normalize_rows", "polar_coordinates", "recall_ranks", "relu_dropout", "rotate_toward", "sample_normal",
+           "segment_mean", "sort_edges", "symmetric_info_nce", "turned_gallery_ranks", "turned_query_ranks"]

@@ -30,6 +30,13 @@ void number_graphs(const GraphTensors& in, Adjacency& a) {
   std::partial_sum(a.node_ptr.begin(), a.node_ptr.end(), a.node_ptr.begin());
 }
 
+// Kernels only read it.
+template <class T>
+at::Tensor over(const std::vector<T>& list, at::ScalarType kind) {
+  auto* from = const_cast<void*>(static_cast<const void*>(list.data()));
+  return at::from_blob(from, {static_cast<std::int64_t>(list.size())}, at::TensorOptions(kind));
+}
+
 }  // namespace
 
 std::int64_t Adjacency::bytes() const noexcept {
@@ -39,13 +46,12 @@ std::int64_t Adjacency::bytes() const noexcept {
 }
 
 kernels::EdgeTensors edge_tensors(const Adjacency& a) {
-  const auto over = [](const auto& list, at::ScalarType kind) {
-    // Kernels only read it.
-    auto* from = const_cast<void*>(static_cast<const void*>(list.data()));
-    return at::from_blob(from, {static_cast<std::int64_t>(list.size())}, at::TensorOptions(kind));
-  };
   return {over(a.in_ptr, at::kInt),     over(a.in_source, at::kInt), over(a.out_ptr, at::kInt),
           over(a.out_target, at::kInt), over(a.out_edge, at::kInt),  over(a.self_edge, at::kByte)};
+}
+
+at::Tensor node_runs(const Adjacency& a) {
+  return over(a.node_ptr, at::kInt);
 }
 
 Adjacency make_adjacency(const GraphTensors& graphs) {

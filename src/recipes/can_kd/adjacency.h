@@ -37,6 +37,7 @@ struct Adjacency {
 
 /// Tensors over an adjacency, which must outlive them, for operators on edges.
 [[nodiscard]] kernels::EdgeTensors edge_tensors(const Adjacency& adjacency);
+[[nodiscard]] at::Tensor node_runs(const Adjacency& adjacency);  ///< node_ptr.
 
 /// Sorts by counting, in O(nodes + edges).
 /// Errors: a broken invariant (kInternal) for an edge or a graph out of range.
