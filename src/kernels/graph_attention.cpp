@@ -9,6 +9,7 @@
 #include <array>
 #include <limits>
 #include <tuple>
+#include <utility>
 
 #include "kernels/attention_loops.h"
 #include "kernels/edge_tensors.h"
