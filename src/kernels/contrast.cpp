@@ -80,6 +80,7 @@ struct NormalizeRows : torch::autograd::Function<NormalizeRows> {
     return unit;
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowUnlessGraph below;
     static const auto op =
         operator_named<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
             "plimsoll::_normalize_rows_backward");
@@ -153,6 +154,7 @@ struct PolarRows : torch::autograd::Function<PolarRows> {
     return {radius, angle};
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowUnlessGraph below;
     static const auto op =
         operator_named<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
             "plimsoll::_polar_coordinates_backward");
@@ -259,6 +261,7 @@ struct RotateToward : torch::autograd::Function<RotateToward> {
     return {out, unit};
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowUnlessGraph below;
     static const auto op =
         operator_named<Four(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                             const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>(
@@ -559,6 +562,7 @@ struct DisplacementCosines : torch::autograd::Function<DisplacementCosines> {
     return {length, cosine0, cosine1};
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowUnlessGraph below;
     static const auto op =
         operator_named<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                   const at::Tensor&, const at::Tensor&, const Maybe&, const Maybe&,

@@ -245,6 +245,7 @@ struct GatAttention : torch::autograd::Function<GatAttention> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowUnlessGraph below;
     static const auto op = operator_named<AttentionBack>("plimsoll::_gat_attention_backward");
     const auto s = context->get_saved_variables();
     const auto [h, source, target, bias] =

@@ -80,6 +80,7 @@ struct ReluDropout : torch::autograd::Function<ReluDropout> {
     return y;
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowUnlessGraph below;
     static const auto op = operator_named<at::Tensor(const at::Tensor&, const at::Tensor&, double)>(
         "plimsoll::_relu_dropout_backward");
     const auto y = context->get_saved_variables()[0];
@@ -239,6 +240,7 @@ struct NormReluDropout : torch::autograd::Function<NormReluDropout> {
     return y;
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowUnlessGraph below;
     static const auto op =
         operator_named<Three(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                              const at::Tensor&, const at::Tensor&, const at::Tensor&, double,

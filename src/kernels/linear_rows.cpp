@@ -135,6 +135,7 @@ struct LinearRows : torch::autograd::Function<LinearRows> {
     return op.call(x, weight, bias);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowUnlessGraph below;
     static const auto op =
         operator_named<LinearSlopes(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool,
                                     bool, bool)>("plimsoll::_linear_rows_backward");

@@ -102,6 +102,7 @@ struct MeanSquare : torch::autograd::Function<MeanSquare> {
     return square_op().call(x, y);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowUnlessGraph below;
     static const auto op =
         operator_named<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
             "plimsoll::_mean_square_backward");
@@ -119,6 +120,7 @@ struct NormalDivergence : torch::autograd::Function<NormalDivergence> {
     return divergence_op().call(mean, log_variance);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowUnlessGraph below;
     static const auto op =
         operator_named<Both(const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
             "plimsoll::_normal_divergence_backward");

@@ -15,6 +15,7 @@
 // Threads: free functions.   Memory: none.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
@@ -43,6 +44,20 @@ inline bool has_kernel(const at::Tensor& x) {
 inline bool wants_gradient(const at::Tensor& x) {
   return c10::GradMode::is_enabled() && x.requires_grad();
 }
+
+/// While one lives in a backward pass, operators are called below autograd, unless a gradient of
+/// the gradient is asked for (create_graph): then autograd refuses it.
+class BelowUnlessGraph {
+ public:
+  BelowUnlessGraph() {
+    if (!c10::GradMode::is_enabled()) {
+      below_.emplace();
+    }
+  }
+
+ private:
+  std::optional<at::AutoDispatchBelowADInplaceOrView> below_;
+};
 
 /// A tensor like x without numbers.
 inline at::Tensor empty_as(const at::Tensor& x) {

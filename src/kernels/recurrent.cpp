@@ -97,6 +97,7 @@ struct SegmentMean : torch::autograd::Function<SegmentMean> {
     return segment_op().call(x, ptr);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowUnlessGraph below;
     static const auto op =
         operator_named<at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymInt)>(
             "plimsoll::_segment_mean_backward");
@@ -191,6 +192,7 @@ struct LstmCell : torch::autograd::Function<LstmCell> {
     return {hidden, cell};
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowUnlessGraph below;
     static const auto op =
         operator_named<Two(const at::Tensor&, const at::Tensor&, const at::Tensor&, const Maybe&,
                            const at::Tensor&)>("plimsoll::_lstm_cell_backward");
@@ -320,6 +322,7 @@ struct MixLayers : torch::autograd::Function<MixLayers> {
     return y;
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const BelowUnlessGraph below;
     static const auto op = operator_named<std::vector<at::Tensor>(
         const at::Tensor&, at::TensorList, const at::Tensor&)>("plimsoll::_mix_layers_backward");
     const auto saved = context->get_saved_variables();
