@@ -32,7 +32,8 @@ LAYERS = {
     "tables": {"tables", "run", "base", "os", "memory", "store", "data", "plan", "watch"},
     "jobs": {"jobs", "run", "base", "os", "memory", "watch"},
     "torch": {"torch", "run", "base", "os", "memory", "store", "data", "plan", "watch"},
-    "recipes": {"recipes", "torch", "run", "base", "os", "memory", "store", "data", "plan", "watch"},
+    "kernels": {"kernels", "torch", "base"},
+    "recipes": {"recipes", "kernels", "torch", "run", "base", "os", "memory", "store", "data", "plan", "watch"},
 }
 CLI_MAY = {"run", "tables", "jobs", "watch"}
 REGISTRY = "recipes/registry.h"
@@ -40,13 +41,13 @@ REGISTRY = "recipes/registry.h"
 PACKAGE = "python/plimsoll"
 STRANGERS = ("recipes", "integrations")  # Rooms that use what the others say in public.
 OF_OTHERS = {"_models", "_optimizers", "_schedulers", "_results", "_parameters"}  # Names in accelerate, Lightning and torch, too.
-ROOMS = (("core",), ("memory",), ("ranks", "data"), ("rows",), ("training",), ("run",), ("watch", "recipes"),
+ROOMS = (("core",), ("memory", "kernels"), ("ranks", "data"), ("rows",), ("training",), ("run",), ("watch", "recipes"),
          ("integrations",), ("cli", "compat"))
 ROOM_OF = {"_core": "core", "_torch": "core", "errors": "core", "store": "rows", "plots": "recipes", "__main__": "cli"}
 # Beginnings and phrases that a reader in a hurry reads twice.
 RIDDLE = re.compile(r"(Of|What|That|Whoever|Who|As)\b")
 RIDDLES = re.compile(r"\b(?:is of each|(?:is|are) (?:told|said)|one of (?:the|those) [^.]*\bthose that)\b")
-TORCH_FOLDERS = {"src/torch", "src/recipes", "python", "bench", "tests"}
+TORCH_FOLDERS = {"src/torch", "src/kernels", "src/recipes", "python", "bench", "tests"}
 TORCH_HEADER = re.compile(r'#include [<"](torch|ATen|c10|caffe2)/')
 INCLUDE = re.compile(r'#include "([^"]+)"')
 BANNED = re.compile(r"(?:^|[_A-Z/.])(util|utils|helper|helpers|common|manager|misc)(?:[_.]|$)", re.I)
@@ -90,7 +91,7 @@ def check_includes(relative: str, lines: list[str]):
         or relative == "include/plimsoll/torch.h"
     for number, line in enumerate(lines, 1):
         if TORCH_HEADER.match(line) and not torch_allowed:
-            yield number, "a torch header outside src/torch, src/recipes and the bindings"
+            yield number, "a torch header outside src/torch, src/kernels, src/recipes and the bindings"
         match = INCLUDE.match(line)
         if not match:
             continue

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/edge_tensors.h"
 #include "recipes/can_kd/graph_tensors.h"
 
 namespace plimsoll::can_kd {
@@ -33,6 +34,10 @@ struct Adjacency {
 
   [[nodiscard]] std::int64_t bytes() const noexcept;
 };
+
+/// Tensors over an adjacency, which must outlive them, for operators on edges.
+[[nodiscard]] kernels::EdgeTensors edge_tensors(const Adjacency& adjacency);
+[[nodiscard]] at::Tensor node_runs(const Adjacency& adjacency);  ///< node_ptr.
 
 /// Sorts by counting, in O(nodes + edges).
 /// Errors: a broken invariant (kInternal) for an edge or a graph out of range.

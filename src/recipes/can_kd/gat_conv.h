@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// GatConv: one layer of graph attention, as one autograd function over sorted edges.
+// GatConv: the parameters of one layer of graph attention, which kernels/graph_attention.h
+// computes.
 //
-//   h = x Wᵀ;  e_ij = LeakyReLU₀.₂(a_s·h_j + a_d·h_i);  α_i = softmax over the edges into i;
-//   y_i = Σ_j α_ij h_j, heads side by side or their mean, + b
+// Reading order: adjacency.h, kernels/graph_attention.h, this file.
 //
-// The sums run over a node's edges where the rows lie: no message per edge is ever stored. Forward
-// goes node by node over the edges in, backward over the edges out, so no two threads write one row
-// and the bits do not depend on their number. Kept for backward: x, h, α [edges, heads] and two
-// scores per node and head.
-// Source: Veličković et al., "Graph Attention Networks" (ICLR 2018); names and defaults follow
-// torch_geometric's GATConv. Reading order: adjacency.h, this file, gat_kernels.h.
-//
-// Threads: as torch operators.   Memory: see above.
+// Threads: as torch operators.   Memory: the parameters; what backward keeps is said there.
 #pragma once
 
 #include <cstdint>

@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "kernels/row_loops.h"
 #include "recipes/can_kd/random_graphs.h"
-#include "recipes/can_kd/row_kernels.h"
 #include "torch/random_tensors.h"
 
 namespace plimsoll::can_kd {
@@ -98,7 +98,8 @@ TEST(GatConvTest, EqualsTheDenseFormulaInValueAndInEveryGradient) {
     at::Tensor keep;
     if (c.shape.dropout > 0) {
       keep = at::empty({adjacency.edges, c.shape.heads}, at::kFloat);
-      dropout_factors({mode.noise, 3, c.shape.dropout}, keep.numel(), keep.data_ptr<float>());
+      kernels::dropout_factors({mode.noise, 3, c.shape.dropout}, keep.numel(),
+                               keep.data_ptr<float>());
     }
     const auto made = run(conv, x, adjacency, mode);
     std::vector<at::Tensor> exact;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Autograd functions over row_kernels.h.
+// Layers made of operators of kernels/, and what is the recipe's own.
 //
 // Threads: as torch operators.   Memory: see layers.h.
 #include "recipes/can_kd/layers.h"
@@ -20,9 +20,9 @@
 #include <optional>
 
 #include "base/check.h"
-#include "recipes/can_kd/floats.h"
-#include "recipes/can_kd/row_kernels.h"
-#include "recipes/can_kd/row_products.h"
+#include "kernels/floats.h"
+#include "kernels/layers.h"
+#include "kernels/linear_rows.h"
 #include "torch/random_tensors.h"
 
 namespace plimsoll::can_kd {
@@ -31,186 +31,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-Extent extent(const at::Tensor& x) {
-  return {x.size(0), x.size(1)};
+kernels::Noise noise_of(double rate, const Mode& mode, std::uint64_t place) {
+  return {static_cast<std::int64_t>(mode.noise), static_cast<std::int64_t>(place),
+          mode.training ? rate : 0.0};
 }
-
-Dropout dropout_of(double rate, const Mode& mode, std::uint64_t place) {
-  return {mode.noise, place, mode.training ? rate : 0.0};
-}
-
-// An input that may be absent, as autograd wants it.
-std::optional<at::Tensor> present(const at::Tensor& x) {
-  return x.defined() ? std::optional<at::Tensor>(x) : std::nullopt;
-}
-
-at::Tensor rounded(const at::Tensor& x, bool bf16) {
-  return bf16 ? x.to(at::kBFloat16) : x;
-}
-at::Tensor widened(const at::Tensor& x) {
-  return x.to(at::kFloat);
-}
-
-// x Wᵀ + b, or x W when `turned`.
-at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                   bool turned) {
-  const std::int64_t out = weight.size(turned ? 1 : 0);
-  auto y = at::empty({x.size(0), out}, x.options());
-  multiply_rows({x.size(0), x.size(1), out, floats(x), floats(weight),
-                 bias.defined() ? floats(bias) : nullptr, turned},
-                out_floats(y));
-  return y;
-}
-
-struct Dense : torch::autograd::Function<Dense> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_given,
-                            const at::Tensor& weight, const std::optional<at::Tensor>& bias_given,
-                            const Mode& mode) {
-    const auto bias = bias_given.value_or(at::Tensor{});
-    const auto x = rounded(x_given.contiguous(), mode.bf16);
-    const auto w = rounded(weight, mode.bf16);
-    context->save_for_backward({x, w});
-    context->saved_data["bias"] = bias.defined();
-    return product(widened(x), widened(w), bias, false);
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto saved = context->get_saved_variables();
-    const bool bf16 = saved[0].scalar_type() == at::kBFloat16;
-    const auto exact = gradients[0].contiguous();
-    const auto grad = widened(rounded(exact, bf16));
-    at::Tensor grad_x;
-    at::Tensor grad_weight;
-    at::Tensor grad_bias;
-    if (context->needs_input_grad(0)) {
-      grad_x = product(grad, widened(saved[1]), {}, true);
-    }
-    if (context->needs_input_grad(1)) {
-      const auto x = widened(saved[0]);
-      grad_weight = at::empty({grad.size(1), x.size(1)}, grad.options());
-      multiply_columns({grad.size(0), grad.size(1), x.size(1), floats(grad), floats(x), false},
-                       out_floats(grad_weight));
-    }
-    if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) {
-      grad_bias = at::empty({exact.size(1)}, exact.options());
-      sum_columns(floats(exact), extent(exact), out_floats(grad_bias));
-    }
-    return {grad_x, grad_weight, grad_bias, at::Tensor{}};
-  }
-};
-
-struct ReluDropout : torch::autograd::Function<ReluDropout> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& given,
-                            const Dropout& dropout) {
-    const auto x = given.contiguous();
-    auto y = at::empty_like(x);
-    can_kd::relu_dropout(floats(x), x.numel(), dropout, out_floats(y));
-    context->save_for_backward({y});
-    context->saved_data["scale"] = static_cast<double>(dropout.scale());
-    return y;
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto y = context->get_saved_variables()[0];
-    const auto grad = gradients[0].contiguous();
-    auto grad_x = at::empty_like(y);
-    relu_dropout_backward(floats(y), floats(grad), y.numel(),
-                          static_cast<float>(context->saved_data["scale"].toDouble()),
-                          out_floats(grad_x));
-    return {grad_x, at::Tensor{}};
-  }
-};
-
-constexpr double kNormFloor = 1e-5;  // Added to the variance, as torch's BatchNorm does.
-
-// 1/σ of each column.
-at::Tensor inverse_deviation(const at::Tensor& variance) {
-  auto inverse = at::empty_like(variance);
-  const float* from = floats(variance);
-  float* to = out_floats(inverse);
-  for (std::int64_t c = 0; c < variance.numel(); ++c) {
-    to[c] = static_cast<float>(1.0 / std::sqrt(static_cast<double>(from[c]) + kNormFloor));
-  }
-  return inverse;
-}
-
-struct Moments {
-  at::Tensor mean;
-  at::Tensor variance;
-  bool batch{false};
-};
-
-struct NormReluDropout : torch::autograd::Function<NormReluDropout> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const at::Tensor& bias, const Moments& moments,
-                            const Dropout& dropout) {
-    const auto inverse = inverse_deviation(moments.variance);
-    auto line = at::empty({2, x.size(1)}, x.options());
-    float* by = out_floats(line);
-    float* plus = by + x.size(1);
-    for (std::int64_t c = 0; c < x.size(1); ++c) {
-      by[c] = floats(weight)[c] * floats(inverse)[c];
-      plus[c] = floats(bias)[c] - floats(moments.mean)[c] * by[c];
-    }
-    auto y = at::empty_like(x);
-    scale_relu_dropout(floats(x), extent(x), by, plus, dropout, out_floats(y));
-    context->save_for_backward({x, y, moments.mean, inverse, weight});
-    context->saved_data["scale"] = static_cast<double>(dropout.scale());
-    context->saved_data["batch"] = moments.batch;
-    return y;
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto saved = context->get_saved_variables();
-    const auto grad = gradients[0].contiguous();
-    auto grad_x = at::empty_like(saved[0]);
-    auto grad_weight = at::empty_like(saved[4]);
-    auto grad_bias = at::empty_like(saved[4]);
-    NormGradient in;
-    in.shape = extent(saved[0]);
-    in.x = floats(saved[0]);
-    in.y = floats(saved[1]);
-    in.grad = floats(grad);
-    in.mean = floats(saved[2]);
-    in.inverse = floats(saved[3]);
-    in.weight = floats(saved[4]);
-    in.scale = static_cast<float>(context->saved_data["scale"].toDouble());
-    in.batch = context->saved_data["batch"].toBool();
-    in.grad_x = out_floats(grad_x);
-    in.grad_weight = out_floats(grad_weight);
-    in.grad_bias = out_floats(grad_bias);
-    norm_relu_dropout_backward(in);
-    return {grad_x, grad_weight, grad_bias, at::Tensor{}, at::Tensor{}};
-  }
-};
-
-struct Sigmoid : torch::autograd::Function<Sigmoid> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& given) {
-    const auto x = given.contiguous();
-    auto y = at::empty_like(x);
-    can_kd::sigmoid(floats(x), x.numel(), out_floats(y));
-    context->save_for_backward({y});
-    return y;
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto y = context->get_saved_variables()[0];
-    return {gradients[0] * y * (1.0 - y)};
-  }
-};
-
-struct SampleNormal : torch::autograd::Function<SampleNormal> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& mean,
-                            const at::Tensor& log_variance, const Mode& mode, std::uint64_t place) {
-    auto apart = at::empty_like(mean);
-    normals(mode.noise, place, mean.numel(), out_floats(apart));
-    auto deviation = log_variance * 0.5;
-    exponential(floats(deviation), deviation.numel(), out_floats(deviation));
-    apart.mul_(deviation);
-    context->save_for_backward({apart});
-    return mean + apart;
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto apart = context->get_saved_variables()[0];
-    return {gradients[0], gradients[0] * apart * 0.5, at::Tensor{}, at::Tensor{}};
-  }
-};
 
 struct EmbedNodes : torch::autograd::Function<EmbedNodes> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& table,
@@ -222,11 +46,11 @@ struct EmbedNodes : torch::autograd::Function<EmbedNodes> {
     auto y = at::empty({nodes, made}, x.options());
     at::parallel_for(0, nodes, 1024, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t v = begin; v < end; ++v) {
-        const float* row = floats(x) + v * given;
+        const float* row = kernels::floats(x) + v * given;
         PLIMSOLL_CHECK(row[0] >= 0.0F && row[0] < static_cast<float>(table.size(0)),
                        "an id's index lies within the table of ids");
-        const float* from = floats(table) + static_cast<std::int64_t>(row[0]) * width;
-        float* to = out_floats(y) + v * made;
+        const float* from = kernels::floats(table) + static_cast<std::int64_t>(row[0]) * width;
+        float* to = kernels::out_floats(y) + v * made;
         std::copy(from, from + width, to);
         std::copy(row + 1, row + given, to + width);
       }
@@ -244,107 +68,15 @@ struct EmbedNodes : torch::autograd::Function<EmbedNodes> {
     // Each thread has columns of its own; every sum goes over the nodes in order.
     at::parallel_for(0, width, 16, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t v = 0; v < x.size(0); ++v) {
-        const float* from = floats(grad) + v * grad.size(1);
-        float* to = out_floats(sum) + static_cast<std::int64_t>(floats(x)[v * x.size(1)]) * width;
+        const float* from = kernels::floats(grad) + v * grad.size(1);
+        float* to = kernels::out_floats(sum) +
+                    static_cast<std::int64_t>(kernels::floats(x)[v * x.size(1)]) * width;
         for (std::int64_t c = begin; c < end; ++c) {
           to[c] += from[c];
         }
       }
     });
     return {sum, at::Tensor{}};
-  }
-};
-
-struct MeanOfNodes : torch::autograd::Function<MeanOfNodes> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& given,
-                            const Adjacency* adjacency) {
-    const auto x = given.contiguous();
-    auto y = at::empty({adjacency->graphs, x.size(1)}, x.options());
-    mean_of_runs(floats(x), x.size(1), adjacency->node_ptr, out_floats(y));
-    context->saved_data["adjacency"] = reinterpret_cast<std::int64_t>(adjacency);
-    return y;
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto& adjacency =
-        *reinterpret_cast<const Adjacency*>(context->saved_data["adjacency"].toInt());
-    const auto grad = gradients[0].contiguous();
-    auto grad_x = at::empty({adjacency.nodes, grad.size(1)}, grad.options());
-    mean_of_runs_backward(floats(grad), grad.size(1), adjacency.node_ptr, out_floats(grad_x));
-    return {grad_x, at::Tensor{}};
-  }
-};
-
-// → {hidden, cell}. `before` may be undefined.
-struct LstmCell : torch::autograd::Function<LstmCell> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& gates,
-                               const std::optional<at::Tensor>& before_given) {
-    const auto before = before_given.value_or(at::Tensor{});
-    auto made = gates.contiguous().clone();
-    auto cell = at::empty({gates.size(0), gates.size(1) / 4}, gates.options());
-    auto hidden = at::empty_like(cell);
-    lstm_cell(out_floats(made), extent(cell), before.defined() ? floats(before) : nullptr,
-              out_floats(cell), out_floats(hidden));
-    context->save_for_backward({made, before, cell});
-    return {hidden, cell};
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto saved = context->get_saved_variables();
-    const auto dense_or_none = [](const at::Tensor& x) { return x.defined() ? x.contiguous() : x; };
-    const auto grad_hidden = dense_or_none(gradients[0]);
-    const auto grad_cell = dense_or_none(gradients[1]);
-    auto grad_gates = at::empty_like(saved[0]);
-    const auto grad_before = saved[1].defined() ? at::empty_like(saved[2]) : at::Tensor{};
-    const auto or_null = [](const at::Tensor& x) { return x.defined() ? floats(x) : nullptr; };
-    LstmGradient in;
-    in.shape = extent(saved[2]);
-    in.gates = floats(saved[0]);
-    in.before = or_null(saved[1]);
-    in.cell = floats(saved[2]);
-    in.grad_cell = or_null(grad_cell);
-    in.grad_hidden = or_null(grad_hidden);
-    in.grad_gates = out_floats(grad_gates);
-    in.grad_before = grad_before.defined() ? out_floats(grad_before) : nullptr;
-    lstm_cell_backward(in);
-    return {grad_gates, grad_before};
-  }
-};
-
-std::vector<const float*> pointers(at::TensorList list, std::size_t count) {
-  std::vector<const float*> all;
-  for (std::size_t l = 0; l < count; ++l) {
-    all.push_back(floats(list[l]));
-  }
-  return all;
-}
-
-// Inputs: the layers' rows, then the scores [rows, layers].
-struct MixLayers : torch::autograd::Function<MixLayers> {
-  static at::Tensor forward(AutogradContext* context, at::TensorList inputs) {
-    const std::size_t layers = inputs.size() - 1;
-    const auto scores = inputs.back().contiguous();
-    auto weights = at::empty_like(scores);
-    auto y = at::empty_like(inputs[0]);
-    mix_rows(pointers(inputs, layers), extent(y), floats(scores), out_floats(weights),
-             out_floats(y));
-    variable_list saved(inputs.begin(), inputs.end() - 1);
-    saved.push_back(weights);
-    context->save_for_backward(saved);
-    return y;
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto saved = context->get_saved_variables();
-    const std::size_t layers = saved.size() - 1;
-    const auto grad = gradients[0].contiguous();
-    variable_list made;
-    std::vector<float*> to;
-    for (std::size_t l = 0; l < layers; ++l) {
-      made.push_back(at::empty_like(grad));
-      to.push_back(out_floats(made.back()));
-    }
-    made.push_back(at::empty_like(saved.back()));
-    mix_rows_backward(pointers(saved, layers), extent(grad), floats(saved.back()), floats(grad), to,
-                      out_floats(made.back()));
-    return made;
   }
 };
 
@@ -395,7 +127,7 @@ at::Tensor uniform(at::IntArrayRef shape, double width, std::uint64_t seed, std:
 
 at::Tensor dense(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                  const Mode& mode) {
-  return Dense::apply(x, weight, present(bias), mode);
+  return kernels::linear_rows(x, weight, bias, mode.bf16);
 }
 
 Linear Linear::make(std::int64_t in, std::int64_t out, std::uint64_t seed, std::uint64_t& stream) {
@@ -425,12 +157,10 @@ BatchNorm BatchNorm::make(std::int64_t width) {
 at::Tensor BatchNorm::relu_dropout(const at::Tensor& x, double dropout, const Mode& mode,
                                    std::uint64_t place, bool again) const {
   constexpr double kMomentum = 0.1;
-  Moments moments{running_mean, running_variance, mode.training};
+  kernels::Moments moments{running_mean, running_variance};
   if (mode.training) {
     const auto rows = static_cast<double>(x.size(0));
-    moments.mean = at::empty_like(running_mean);
-    moments.variance = at::empty_like(running_variance);
-    column_moments(floats(x), extent(x), out_floats(moments.mean), out_floats(moments.variance));
+    moments = kernels::column_moments(x);
     if (!again && rows > 1) {
       const c10::AutoGradMode off{false};
       auto mean = running_mean;
@@ -439,8 +169,8 @@ at::Tensor BatchNorm::relu_dropout(const at::Tensor& x, double dropout, const Mo
       variance.mul_(1.0 - kMomentum).add_(moments.variance, kMomentum * rows / (rows - 1.0));
     }
   }
-  return NormReluDropout::apply(x.contiguous(), weight, bias, moments,
-                                dropout_of(dropout, mode, place));
+  return kernels::norm_relu_dropout(x, weight, bias, moments, mode.training,
+                                    noise_of(dropout, mode, place));
 }
 
 void BatchNorm::add_parameters(std::vector<NamedTensor>& list, const std::string& name) const {
@@ -455,11 +185,11 @@ void BatchNorm::add_buffers(std::vector<NamedTensor>& list, const std::string& n
 
 at::Tensor relu_dropout(const at::Tensor& x, double dropout, const Mode& mode,
                         std::uint64_t place) {
-  return ReluDropout::apply(x, dropout_of(dropout, mode, place));
+  return kernels::relu_dropout(x, noise_of(dropout, mode, place));
 }
 
 at::Tensor logistic(const at::Tensor& x) {
-  return Sigmoid::apply(x);
+  return kernels::logistic(x);
 }
 
 at::Tensor sample_normal(const at::Tensor& mean, const at::Tensor& log_variance, const Mode& mode,
@@ -467,7 +197,7 @@ at::Tensor sample_normal(const at::Tensor& mean, const at::Tensor& log_variance,
   if (!mode.training) {
     return mean;
   }
-  return SampleNormal::apply(mean.contiguous(), log_variance.contiguous(), mode, place);
+  return kernels::sample_normal(mean, log_variance, noise_of(0.0, mode, place));
 }
 
 at::Tensor embed_nodes(const at::Tensor& table, const at::Tensor& x) {
@@ -476,7 +206,7 @@ at::Tensor embed_nodes(const at::Tensor& table, const at::Tensor& x) {
 }
 
 at::Tensor mean_of_nodes(const at::Tensor& x, const Adjacency& adjacency) {
-  return MeanOfNodes::apply(x, &adjacency);
+  return kernels::segment_mean(x, node_runs(adjacency));
 }
 
 LayerAttention LayerAttention::make(std::int64_t width, std::int64_t layers, std::uint64_t seed,
@@ -513,9 +243,9 @@ at::Tensor LayerAttention::forward(const std::vector<at::Tensor>& layers, const 
       auto gates = dense(layers[l], input, input_bias, mode);
       gates = gates + (hidden.defined() ? dense(hidden, recurrent, recurrent_bias, mode)
                                         : recurrent_bias.unsqueeze(0).expand_as(gates));
-      const auto made = LstmCell::apply(gates, present(cell));
-      hidden = made[0];
-      cell = made[1];
+      const auto made = kernels::lstm_cell(gates, cell);
+      hidden = made.hidden;
+      cell = made.cell;
       states[l] = hidden;
     }
     return states;
@@ -526,9 +256,7 @@ at::Tensor LayerAttention::forward(const std::vector<at::Tensor>& layers, const 
   for (std::size_t l = 0; l < count; ++l) {
     scores.push_back(score.forward(at::cat({ahead[l], back[l]}, 1), mode));
   }
-  variable_list inputs(layers.begin(), layers.end());
-  inputs.push_back(at::cat(scores, 1));
-  return MixLayers::apply(at::TensorList(inputs));
+  return kernels::mix_layers(layers, at::cat(scores, 1));
 }
 
 void LayerAttention::add_parameters(std::vector<NamedTensor>& list, const std::string& name) const {

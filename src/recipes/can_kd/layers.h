@@ -3,10 +3,10 @@
 // Layers of these models that are not graph attention: same bits for any number of threads.
 //
 // Where the bits of torch's operators depend on the number of threads or on a row's place (products
-// of narrow matrices, sums, exponentials of the last lanes) there are functions over row_kernels.h
-// and row_products.h, keeping for backward no more than a tensor that lives anyway, or one of its
-// size. `place` is where in the model a mask is used; two masks of one step have two places.
-// Reading order: mode.h, this file, row_kernels.h, row_products.h.
+// of narrow matrices, sums, exponentials of the last lanes) there are functions over
+// kernels/row_loops.h and operators of kernels/, keeping for backward no more than a tensor that
+// lives anyway, or one of its size. `place` is where in the model a mask is used; two masks of one
+// step have two places. Reading order: mode.h, this file, kernels/row_loops.h.
 //
 // Threads: as torch operators.   Memory: parameters; what autograd keeps is said at each.
 #pragma once

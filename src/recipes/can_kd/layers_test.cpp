@@ -11,6 +11,7 @@
 #include <array>
 #include <functional>
 
+#include "kernels/node_losses.h"
 #include "recipes/can_kd/node_losses.h"
 #include "recipes/can_kd/random_graphs.h"
 #include "torch/random_tensors.h"
@@ -243,10 +244,10 @@ TEST(LayersTest, CheckpointedLayersRunAgainAndGiveTheSameGradients) {
 
 TEST(NodeLossesTest, EqualTheirFormulas) {
   const auto x = normals({2500, 4}, 1);
-  expect_same([](const TensorList& in) { return mean_square(in[0], in[1]); },
+  expect_same([](const TensorList& in) { return kernels::mean_square(in[0], in[1]); },
               [](const TensorList& in) { return at::mse_loss(in[0], in[1]); },
               {x, normals({2500, 4}, 2)}, 1e-6);
-  expect_same([](const TensorList& in) { return normal_divergence(in[0], in[1]); },
+  expect_same([](const TensorList& in) { return kernels::normal_divergence(in[0], in[1]); },
               [](const TensorList& in) {
                 return -0.5 * (1.0 + in[1] - in[0] * in[0] - at::exp(in[1])).mean();
               },

@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "kernels/node_losses.h"
 #include "recipes/can_kd/models.h"
 #include "recipes/can_kd/node_losses.h"
 #include "recipes/can_kd/shapes.h"
@@ -128,8 +129,9 @@ class AutoencoderLearner final : public Learner {
     at::Tensor loss = own.total;
     if (taught.defined()) {
       const at::Tensor z = projection_ ? projection_->forward(output.z, mode) : output.z;
-      const at::Tensor latent = mean_square(z, taught.narrow(1, 0, taught_latent_).contiguous());
-      const at::Tensor features = mean_square(
+      const at::Tensor latent =
+          kernels::mean_square(z, taught.narrow(1, 0, taught_latent_).contiguous());
+      const at::Tensor features = kernels::mean_square(
           output.reconstruction, taught.narrow(1, taught_latent_, kContinuous).contiguous());
       made.terms.emplace_back("kd_latent", latent.item<double>());
       made.terms.emplace_back("kd_reconstruction", features.item<double>());

@@ -1,26 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Losses over nodes: sums of fixed blocks, the same bits for any number of threads.
+// Losses of kernels/node_losses.h with a model's last layer and a batch's edges.
 //
-// Those over ids take what the last dense layer reads, and compute its logits block by block with
-// their gradients: neither logits nor targets [nodes, ids] are ever whole.
-// Reading order: layers.h, this file.
+// Reading order: layers.h, kernels/node_losses.h, this file.
 //
-// Threads: as torch operators.
-// Memory:  a gradient the size of each input that takes one, kept for backward; a block of logits a
-//          thread.
+// Threads: as torch operators.   Memory: said there.
 #pragma once
 
 #include "recipes/can_kd/adjacency.h"
 #include "recipes/can_kd/layers.h"
 
 namespace plimsoll::can_kd {
-
-/// Mean of (x − y)² over all elements; a scalar. Gradient to both.
-at::Tensor mean_square(const at::Tensor& x, const at::Tensor& y);
-
-/// Mean over all elements of −½(1 + v − m² − eᵛ): from N(m, eᵛ) to the normal.
-at::Tensor normal_divergence(const at::Tensor& mean, const at::Tensor& log_variance);
 
 /// Mean cross entropy of `ids` [rows] int64 under logits head(rows).
 at::Tensor id_cross_entropy(const at::Tensor& rows, const Linear& head, const at::Tensor& ids,

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "kernels/node_losses.h"
 #include "recipes/can_kd/node_losses.h"
 #include "torch/random_tensors.h"
 
@@ -158,11 +159,11 @@ VgaeLoss vgae_loss(const VgaeOutput& output, const GraphTensors& graphs,
                    const Adjacency& adjacency) {
   const auto ids = ids_of(graphs);
   VgaeLoss loss;
-  loss.mse = mean_square(output.reconstruction, continuous(graphs));
+  loss.mse = kernels::mean_square(output.reconstruction, continuous(graphs));
   loss.id = id_cross_entropy(output.z, output.id_head, ids, output.mode);
   loss.neighbours = neighbour_cross_entropy(output.neighbour_rows, output.neighbour_head, ids,
                                             adjacency, output.mode);
-  loss.divergence = normal_divergence(output.mean, output.log_variance);
+  loss.divergence = kernels::normal_divergence(output.mean, output.log_variance);
   loss.total = loss.mse + loss.id * kIdWeight + loss.neighbours * kNeighbourWeight +
                loss.divergence * kDivergenceWeight;
   return loss;

@@ -86,7 +86,7 @@ Result<double> train_mean_rank(const Model& model, const TrainedRows& trained,
     }
     PLIMSOLL_TRY(const auto block, trained.read(ranks));
     const auto out = modulate(model, project_text(model, block.text), block.conditions).out;
-    const auto image = normalise_rows(project_image(model, block.image));
+    const auto image = kernels::normalize_rows(project_image(model, block.image));
     sum += diagonal_rank_sum(out, image);
   }
   return sum / static_cast<double>(batches * rows);
@@ -180,7 +180,7 @@ Result<double> radius_quantile(const TrainedRows& trained, double share) {
                                                       static_cast<double>(n)));
     }
     PLIMSOLL_TRY(const auto c, trained.conditions(ranks));
-    const auto radius = polar(c).radius;
+    const auto radius = kernels::polar_coordinates(c).radius;
     std::copy_n(radius.const_data_ptr<float>(), ranks.size(), length + begin);
   }
   const auto at = static_cast<std::int64_t>(share * static_cast<double>(n - 1));

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "recipes/cosir/reference.h"
+#include "kernels/reference.h"
 
 namespace plimsoll::cosir {
 namespace {
@@ -58,16 +58,16 @@ struct World {
 at::Tensor similarity(const World& w, const at::Tensor* condition) {
   const auto image = project_image(w.model, w.images).detach().to(at::kDouble);
   const auto text = project_text(w.model, w.texts).detach().to(at::kDouble);
-  auto out = reference::unit(text);
+  auto out = kernels::reference::unit(text);
   if (condition != nullptr) {
-    const auto by = turn(w.model, polar(*condition));
+    const auto by = turn(w.model, kernels::polar_coordinates(*condition));
     const auto n = text.size(0);
-    out = reference::combine(
+    out = kernels::reference::combine(
         text, direction(w.model, *condition).detach().to(at::kDouble).expand({n, -1}),
         by.theta.detach().to(at::kDouble).expand({n}),
         by.scale.detach().to(at::kDouble).expand({n}));
   }
-  return at::matmul(out, reference::unit(image).t());
+  return at::matmul(out, kernels::reference::unit(image).t());
 }
 
 // The range of ranks that rounding to float32 leaves open.

@@ -147,7 +147,7 @@ Result<LossInput> Hands::begin(const LossInput& in) {
 Encoded Hands::encoded(std::int64_t rows) const {
   Encoded all;
   all.turned.out = room_.out.narrow(0, 0, rows);
-  all.turned.text_unit = room_.text_unit.narrow(0, 0, rows);
+  all.turned.unit = room_.text_unit.narrow(0, 0, rows);
   if (loss_.weights[kInfoNce] != 0.0) {
     all.image = room_.encoded_image.narrow(0, 0, rows);
   }

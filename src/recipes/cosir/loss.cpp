@@ -19,7 +19,7 @@
 
 #include "base/check.h"
 #include "base/philox.h"
-#include "recipes/cosir/kernels.h"
+#include "kernels/contrast_loops.h"
 
 namespace plimsoll::cosir {
 namespace {
@@ -44,7 +44,7 @@ at::Tensor laplacian(const at::Tensor& cosine, const at::Tensor& conditions,
 }
 
 // Among neighbours in angle, the one with the larger radius should be turned further.
-at::Tensor radius_order(const Neighbours& found, const at::Tensor& radius,
+at::Tensor radius_order(const kernels::Neighbors& found, const at::Tensor& radius,
                         const at::Tensor& length) {
   static const auto kNear = static_cast<float>(std::cos(kRadiusDegrees * std::numbers::pi / 180));
   const auto whole = found.best_angle.options();
@@ -82,13 +82,14 @@ at::Tensor rotation(const Model& model, const at::Tensor& text, const at::Tensor
   anchor[2 * width + 0] = -static_cast<float>(mean_radius);
   anchor[3 * width + 1] = -static_cast<float>(mean_radius);
 
-  const Turn by = turn(model, polar(anchors));
+  const Turn by = turn(model, kernels::polar_coordinates(anchors));
   const auto each = [&](const at::Tensor& x) { return x.repeat_interleave(texts, 0); };
-  const auto turned = combine(text.narrow(0, 0, texts).repeat({kAnchors, 1}),
-                              each(direction(model, anchors)), each(by.theta), each(by.scale));
-  const auto moved = (turned.out - turned.text_unit).view({kAnchors, texts, -1}).mean(1);
+  const auto turned =
+      kernels::rotate_toward(text.narrow(0, 0, texts).repeat({kAnchors, 1}),
+                             each(direction(model, anchors)), each(by.theta), each(by.scale));
+  const auto moved = (turned.out - turned.unit).view({kAnchors, texts, -1}).mean(1);
   const auto next = moved.roll(-1, 0);
-  const auto lengths = (moved.norm(2, 1) * next.norm(2, 1)).clamp_min(kNormFloor);
+  const auto lengths = (moved.norm(2, 1) * next.norm(2, 1)).clamp_min(kernels::kNormFloor);
   return ((moved * next).sum(1) / lengths).square().mean();
 }
 
@@ -107,11 +108,11 @@ at::Tensor pick_neighbours(const at::Tensor& nearest, std::span<const std::int64
   const auto* from = nearest.const_data_ptr<std::int64_t>();
   auto* to = picked.data_ptr<std::int64_t>();
   const auto count =
-      static_cast<std::uint32_t>(std::min<std::int64_t>(kNeighbours, nearest.size(0) - 1));
+      static_cast<std::uint32_t>(std::min<std::int64_t>(kernels::kNeighbors, nearest.size(0) - 1));
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const auto word =
         philox(seed, static_cast<std::uint64_t>(ids[i]), static_cast<std::uint64_t>(epoch))[0];
-    to[i] = from[i * kNeighbours + word % count];
+    to[i] = from[i * kernels::kNeighbors + word % count];
   }
   return picked;
 }
@@ -119,12 +120,13 @@ at::Tensor pick_neighbours(const at::Tensor& nearest, std::span<const std::int64
 Encoded encode(const Model& model, const LossInput& in, const LossOptions& options) {
   Encoded rows;
   rows.text = project_text(model, in.text);
-  const auto place = polar(in.conditions);
+  const auto place = kernels::polar_coordinates(in.conditions);
   const Turn by = turn(model, place);
   rows.radius = place.radius;
-  rows.turned = combine(rows.text, direction(model, in.conditions), by.theta, by.scale);
+  rows.turned =
+      kernels::rotate_toward(rows.text, direction(model, in.conditions), by.theta, by.scale);
   if (options.weights[kInfoNce] != 0.0) {
-    rows.image = normalise_rows(project_image(model, in.image));
+    rows.image = kernels::normalize_rows(project_image(model, in.image));
   }
   return rows;
 }
@@ -137,18 +139,19 @@ Loss compare(const Model& model, const LossInput& in, const Encoded& rows,
              const LossOptions& options) {
   PLIMSOLL_CHECK(in.conditions.size(0) >= 2, "the loss compares rows; it needs two");
   const auto& weight = options.weights;
-  const Combined& turned = rows.turned;
+  const kernels::Rotated& turned = rows.turned;
   std::array<at::Tensor, kTerms> term;
   if (weight[kInfoNce] != 0.0) {
-    term[kInfoNce] = symmetric_nce(turned.out, rows.image, in.groups, options.temperature);
+    term[kInfoNce] =
+        kernels::symmetric_info_nce(turned.out, rows.image, in.groups, options.temperature);
   }
   if (weight[kLaplacian] != 0.0 || weight[kAngular] != 0.0 || weight[kRadius] != 0.0) {
-    const auto found = find_neighbours(in.conditions);
+    const auto found = kernels::nearest_neighbors(in.conditions);
     const auto picked = weight[kLaplacian] != 0.0
                             ? pick_neighbours(found.nearest, in.ids, options.seed, in.epoch)
                             : at::Tensor{};
-    const auto moved = deltas(turned.out, turned.text_unit, picked,
-                              weight[kAngular] != 0.0 ? found.best_angle : at::Tensor{});
+    const auto moved = kernels::displacement_cosines(
+        turned.out, turned.unit, picked, weight[kAngular] != 0.0 ? found.best_angle : at::Tensor{});
     if (weight[kLaplacian] != 0.0) {
       term[kLaplacian] = laplacian(moved.cosine0, in.conditions, picked);
     }

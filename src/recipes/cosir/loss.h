@@ -3,7 +3,7 @@
 // The loss of `cosir`: symmetric InfoNCE and five terms that shape the space of conditions.
 //
 // docs/recipes/cosir.md states each formula; a term whose weight is 0 is not computed.
-// Reading order: this file, cosir_loss.cpp, cosir_functions.h.
+// Reading order: this file, loss.cpp, kernels/contrast.h.
 //
 // Threads: as torch operators.
 // Memory:  one [B, B] matrix while InfoNCE is computed, and about eight [B, dim] tensors.
@@ -13,17 +13,14 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/contrast_loops.h"
 #include "recipes/cosir/config.h"
-#include "recipes/cosir/kernels.h"
 #include "recipes/cosir/model.h"
 
 namespace plimsoll::cosir {
 
-/// Refused below: exponentials of similarities would underflow. See exponentiate().
-inline constexpr double kTemperatureMin = 0.025;
-
 /// What InfoNCE holds per pair of rows, in bytes: one float, and the partial sums of its columns.
-inline constexpr double kPairBytes = 4.0 * (1.0 + 1.0 / static_cast<double>(kRowBlock));
+inline constexpr double kPairBytes = 4.0 * (1.0 + 1.0 / static_cast<double>(kernels::kPairBlock));
 
 enum Term : int { kInfoNce, kLaplacian, kAngular, kRadius, kRotation, kBoundary };
 inline constexpr int kTerms = 6;
@@ -55,7 +52,7 @@ struct Loss {
 struct Encoded {
   at::Tensor text;    ///< Projected, [B, dim]; for compare() its first kRotationTexts rows will do.
   at::Tensor radius;  ///< Of the conditions, [B].
-  Combined turned;
+  kernels::Rotated turned;
   at::Tensor image;  ///< Projected, of norm 1, [B, dim]; undefined when nothing compares it.
 };
 inline constexpr std::int64_t kRotationTexts = 64;

@@ -11,7 +11,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "recipes/cosir/reference.h"
+#include "kernels/reference.h"
 
 namespace plimsoll::cosir {
 namespace {
@@ -76,22 +76,22 @@ struct Plain {
   }
   at::Tensor out(const at::Tensor& text, const at::Tensor& c) const {
     const auto s = 0.8 + 0.4 * branch(1, c.square().sum(1).sqrt());
-    const auto theta = std::numbers::pi / 6.0 * branch(9, reference::angle(c));
+    const auto theta = std::numbers::pi / 6.0 * branch(9, kernels::reference::angle(c));
     const auto w = world.model.direction_weight.to(at::kDouble);
     const auto d = at::matmul(c, w.t()) + world.model.direction_bias.to(at::kDouble);
-    return reference::combine(text, d, theta, s);
+    return kernels::reference::combine(text, d, theta, s);
   }
   std::array<at::Tensor, kTerms> terms(double temperature) const {
     const auto c = leaf[0];
     auto text = world.in.text.to(at::kDouble);
     auto image = world.in.image.to(at::kDouble);
     if (world.model.shape.projections) {
-      image = at::matmul(reference::unit(image), leaf[17].t()) + leaf[18];
-      text = at::matmul(reference::unit(text), leaf[19].t()) + leaf[20];
+      image = at::matmul(kernels::reference::unit(image), leaf[17].t()) + leaf[18];
+      text = at::matmul(kernels::reference::unit(text), leaf[19].t()) + leaf[20];
     }
     const auto made = out(text, c);
-    const auto delta = made - reference::unit(text);
-    const auto found = reference::neighbours<float>(world.in.conditions);
+    const auto delta = made - kernels::reference::unit(text);
+    const auto found = kernels::reference::neighbours<float>(world.in.conditions);
     const auto rows = static_cast<std::int64_t>(world.ids.size());
     auto nearest = at::full({rows, 3}, -1, at::kLong);
     for (std::int64_t i = 0; i < rows; ++i) {
@@ -104,12 +104,15 @@ struct Plain {
     const auto r = c.square().sum(1).sqrt();
 
     std::array<at::Tensor, kTerms> t;
-    t[kInfoNce] = reference::nce(made, reference::unit(image), world.in.groups, temperature);
+    t[kInfoNce] = kernels::reference::nce(made, kernels::reference::unit(image), world.in.groups,
+                                          temperature);
     const auto apart = (c - c.index_select(0, picked)).square().sum(1).sqrt();
     t[kLaplacian] =
-        ((1 - reference::cosine(delta, delta.index_select(0, picked))) * (-apart).exp()).mean();
-    t[kAngular] = (1 - reference::cosine(delta, delta.index_select(0, angle))).mean();
-    const auto cosine = (reference::unit(c) * reference::unit(c).index_select(0, angle)).sum(1);
+        ((1 - kernels::reference::cosine(delta, delta.index_select(0, picked))) * (-apart).exp())
+            .mean();
+    t[kAngular] = (1 - kernels::reference::cosine(delta, delta.index_select(0, angle))).mean();
+    const auto cosine =
+        (kernels::reference::unit(c) * kernels::reference::unit(c).index_select(0, angle)).sum(1);
     const auto near = (cosine > std::cos(15.0 * std::numbers::pi / 180.0)).nonzero().squeeze(1);
     const auto first = near.narrow(0, 0, std::min<std::int64_t>(50, near.size(0)));
     const auto length = delta.square().sum(1).sqrt();
@@ -127,12 +130,14 @@ struct Plain {
       auto anchor = at::zeros({1, c.size(1)}, at::kDouble);
       anchor[0][k % 2] = (k < 2 ? 1.0 : -1.0) * r.detach().mean().item<double>();
       moved.push_back(
-          (out(texts, anchor.expand({texts.size(0), -1})) - reference::unit(texts)).mean(0, true));
+          (out(texts, anchor.expand({texts.size(0), -1})) - kernels::reference::unit(texts))
+              .mean(0, true));
     }
     t[kRotation] = at::zeros({}, at::kDouble);
     for (std::size_t k = 0; k < 4; ++k) {
       t[kRotation] =
-          t[kRotation] + reference::cosine(moved[k], moved[(k + 1) % 4]).square().squeeze(0) / 4;
+          t[kRotation] +
+          kernels::reference::cosine(moved[k], moved[(k + 1) % 4]).square().squeeze(0) / 4;
     }
     t[kBoundary] = at::relu(r - 10.0).square().mean();
     return t;

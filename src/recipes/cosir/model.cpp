@@ -170,7 +170,7 @@ std::vector<NamedTensor> frozen_parameters(const Model& model) {
   return {{"direction.weight", model.direction_weight}, {"direction.bias", model.direction_bias}};
 }
 
-Turn turn(const Model& model, const Polar& polar) {
+Turn turn(const Model& model, const kernels::Polar& polar) {
   return {scale_at(model.radius, polar.radius),
           apply_branch(model.angle, polar.angle) * (std::numbers::pi / 6.0)};
 }
@@ -183,19 +183,20 @@ at::Tensor project_image(const Model& model, const at::Tensor& image) {
   if (!model.shape.projections) {
     return image;
   }
-  return at::linear(normalise_rows(image), model.image_weight, model.image_bias);
+  return at::linear(kernels::normalize_rows(image), model.image_weight, model.image_bias);
 }
 
 at::Tensor project_text(const Model& model, const at::Tensor& text) {
   if (!model.shape.projections) {
     return text;
   }
-  return at::linear(normalise_rows(text), model.text_weight, model.text_bias);
+  return at::linear(kernels::normalize_rows(text), model.text_weight, model.text_bias);
 }
 
-Combined modulate(const Model& model, const at::Tensor& text, const at::Tensor& conditions) {
-  const Turn by = turn(model, polar(conditions));
-  return combine(text, direction(model, conditions), by.theta, by.scale);
+kernels::Rotated modulate(const Model& model, const at::Tensor& text,
+                          const at::Tensor& conditions) {
+  const Turn by = turn(model, kernels::polar_coordinates(conditions));
+  return kernels::rotate_toward(text, direction(model, conditions), by.theta, by.scale);
 }
 
 }  // namespace plimsoll::cosir

@@ -3,7 +3,7 @@
 // The model of `cosir`: optional projections, and the combiner that turns a text by a condition.
 //
 // Plain structs of tensors and functions; the formulas are in docs/recipes/cosir.md.
-// Reading order: this file, cosir_functions.h, cosir_loss.h.
+// Reading order: this file, kernels/contrast.h, loss.h.
 //
 // Threads: as torch operators.
 // Memory:  the parameters; a few [B, dim] tensors per call, held by autograd until backward.
@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "kernels/contrast.h"
 #include "plimsoll/result.h"
 #include "recipes/cosir/config.h"
-#include "recipes/cosir/functions.h"
 #include "torch/checkpoint.h"
 #include "torch/random_tensors.h"
 
@@ -62,7 +62,7 @@ struct Turn {
   at::Tensor scale;  ///< s = 0.8 + 0.4·MLP_r(r), [B].
   at::Tensor theta;  ///< θ = (π/6)·MLP_a(φ), [B].
 };
-Turn turn(const Model& model, const Polar& polar);
+Turn turn(const Model& model, const kernels::Polar& polar);
 
 /// cWᵀ + b, [B, dim].
 at::Tensor direction(const Model& model, const at::Tensor& conditions);
@@ -72,7 +72,7 @@ at::Tensor project_image(const Model& model, const at::Tensor& image);
 at::Tensor project_text(const Model& model, const at::Tensor& text);
 
 /// The whole combiner. Shape: text [B, dim] (projected), conditions [B, label_dim].
-Combined modulate(const Model& model, const at::Tensor& text, const at::Tensor& conditions);
+kernels::Rotated modulate(const Model& model, const at::Tensor& text, const at::Tensor& conditions);
 
 /// Seeds for the different uses of one run's seed; no two share a random number.
 enum class Purpose : std::uint64_t { kModel = 1, kRows, kOrder, kSplit, kClassifier, kNoise };

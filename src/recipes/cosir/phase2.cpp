@@ -27,7 +27,7 @@
 
 #include "base/check.h"
 #include "base/philox.h"
-#include "recipes/cosir/kernels.h"
+#include "kernels/contrast_loops.h"
 #include "torch/random_tensors.h"
 
 namespace plimsoll::cosir {
@@ -162,7 +162,8 @@ std::vector<NamedTensor> classifier_parameters(const Classifier& c) {
 Representatives make_representatives(const Model& model, double radius) {
   const c10::AutoGradMode off{false};
   const auto conditions = polar_grid(kRepresentatives, {radius}, model.shape.label_dim);
-  return {conditions, direction(model, conditions), turn(model, polar(conditions))};
+  return {conditions, direction(model, conditions),
+          turn(model, kernels::polar_coordinates(conditions))};
 }
 
 at::Tensor targets(const Representatives& chosen, const at::Tensor& image_unit,
@@ -175,7 +176,8 @@ at::Tensor targets(const Representatives& chosen, const at::Tensor& image_unit,
       return x.narrow(0, k, 1).expand({rows}).contiguous();
     };
     const auto course = chosen.directions.narrow(0, k, 1).expand({rows, text.size(1)}).contiguous();
-    const auto made = combine(text, course, row(chosen.turn.theta), row(chosen.turn.scale));
+    const auto made =
+        kernels::rotate_toward(text, course, row(chosen.turn.theta), row(chosen.turn.scale));
     similarity.select(1, k).copy_((made.out * image_unit).sum(1));
   }
   return at::argmax(similarity, 1);
@@ -195,9 +197,9 @@ Phase2Step phase2_step(const Model& model, const Classifier& classifier,
   at::Tensor text_unit;
   {
     const c10::AutoGradMode off{false};
-    image_unit = normalise_rows(project_image(model, in.image));
+    image_unit = kernels::normalize_rows(project_image(model, in.image));
     text = project_text(model, in.text).contiguous();
-    text_unit = normalise_rows(text);
+    text_unit = kernels::normalize_rows(text);
   }
   const auto target = targets(chosen, image_unit, text);
   std::vector<at::Tensor> parameters;
@@ -211,9 +213,10 @@ Phase2Step phase2_step(const Model& model, const Classifier& classifier,
     const auto logits = logits_of(classifier, image_unit, text_unit, noise);
     const auto share = at::softmax(logits + noise.gumbel(), 1);
     const auto turned = modulate(model, text, at::mm(share, chosen.conditions)).out;
-    const auto loss = (at::cross_entropy_loss(logits, target) * kClassWeight +
-                       symmetric_nce(turned, image_unit, in.groups, temperature) * kNceWeight) *
-                      (1.0 / kModes);
+    const auto loss =
+        (at::cross_entropy_loss(logits, target) * kClassWeight +
+         kernels::symmetric_info_nce(turned, image_unit, in.groups, temperature) * kNceWeight) *
+        (1.0 / kModes);
     step.loss += loss.item<double>();
     // In mode "img" the text encoder is not used, and the other way round.
     const auto gradients = torch::autograd::grad({loss}, parameters, {}, std::nullopt, false,
@@ -253,9 +256,9 @@ Result<Phase2Accuracy> phase2_accuracy(const Model& model, const Classifier& cla
     std::iota(pairs.begin(), pairs.end(), begin);
     PLIMSOLL_TRY(const auto image, source.images(pairs));
     PLIMSOLL_TRY(const auto raw_text, source.texts(pairs));
-    const auto image_unit = normalise_rows(project_image(model, image));
+    const auto image_unit = kernels::normalize_rows(project_image(model, image));
     const auto text = project_text(model, raw_text).contiguous();
-    const auto text_unit = normalise_rows(text);
+    const auto text_unit = kernels::normalize_rows(text);
     const auto target = targets(chosen, image_unit, text);
     for (std::int64_t i = 0; i < target.size(0); ++i) {
       ++count[static_cast<std::size_t>(target.const_data_ptr<std::int64_t>()[i])];

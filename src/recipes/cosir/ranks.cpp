@@ -8,7 +8,7 @@
 // Threads: see cosir_ranks.h.   Memory: see cosir_ranks.h.
 #include "recipes/cosir/ranks.h"
 
-#include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
@@ -18,69 +18,19 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <numeric>
 
 #include "base/check.h"
-#include "recipes/cosir/kernels.h"
+#include "kernels/contrast_loops.h"
+#include "kernels/recall.h"
 #include "run/control.h"
-#include "torch/lanes.h"
 
 namespace plimsoll::cosir {
 namespace {
 
-constexpr std::int64_t kGrain = 8;  // Queries per unit of work.
-
 float* values(const at::Tensor& x) {
   return x.data_ptr<float>();
-}
-
-// A comparison's lanes are −1 where it holds, so subtracting them counts.
-PLIMSOLL_INLINE std::int32_t sum_counts(const IntLanes& lanes) {
-  std::int32_t part[kLanes];
-  std::memcpy(part, &lanes, sizeof(part));
-  return std::accumulate(part, part + kLanes, 0);
-}
-
-// How many j < n have a·s_j + b·p_j >= least.
-PLIMSOLL_CLONES std::int32_t count_fixed(const float* s, const float* p, std::int64_t n, float a,
-                                         float b, float least) {
-  IntLanes counts = {};
-  Lanes x;
-  Lanes y;
-  std::int64_t j = 0;
-  for (; j + kLanes <= n; j += kLanes) {
-    load(s + j, x);
-    load(p + j, y);
-    counts -= a * x + b * y >= least;
-  }
-  std::int32_t count = sum_counts(counts);
-  for (; j < n; ++j) {
-    count += a * s[j] + b * p[j] >= least ? 1 : 0;
-  }
-  return count;
-}
-
-// How many j < n have a_j·s_j + b_j·p >= least.
-PLIMSOLL_CLONES std::int32_t count_moving(const float* s, const float* a, const float* b,
-                                          std::int64_t n, float p, float least) {
-  IntLanes counts = {};
-  Lanes x;
-  Lanes f;
-  Lanes y;
-  std::int64_t j = 0;
-  for (; j + kLanes <= n; j += kLanes) {
-    load(s + j, x);
-    load(a + j, f);
-    load(b + j, y);
-    counts -= f * x + y * p >= least;
-  }
-  std::int32_t count = sum_counts(counts);
-  for (; j < n; ++j) {
-    count += a[j] * s[j] + b[j] * p >= least ? 1 : 0;
-  }
-  return count;
 }
 
 std::vector<std::int64_t> range(std::int64_t begin, std::int64_t end) {
@@ -114,7 +64,7 @@ Groups find_groups(const PairSource& source) {
 Result<at::Tensor> image_units(const Model& model, const PairSource& source,
                                const std::vector<std::int64_t>& pairs) {
   PLIMSOLL_TRY(const auto raw, source.images(pairs));
-  return normalise_rows(project_image(model, raw));
+  return kernels::normalize_rows(project_image(model, raw));
 }
 
 // Texts of norm 1, and what each condition makes of them: sim = a·(t̂·img) + b·(p·img).
@@ -132,7 +82,7 @@ Result<TurnedTexts> turned_texts(const Model& model, const PairSource& source,
   auto length = at::empty({n}, text.options());
   TurnedTexts made{at::empty_like(text), at::empty({turns.size(), n}, text.options()),
                    at::mm(turns.course, text.t())};
-  unit_rows(values(text), n, text.size(1), values(made.unit), values(length));
+  kernels::unit_rows(values(text), n, text.size(1), values(made.unit), values(length));
   const auto squares = turns.course.square().sum(1);
   const float* lengths = values(length);
   for (std::int64_t k = 0; k < turns.size(); ++k) {
@@ -149,15 +99,15 @@ Result<TurnedTexts> turned_texts(const Model& model, const PairSource& source,
         continue;
       }
       const float t = lengths[j];
-      const float unit = t > kNormFloor ? 1.0F : t / kNormFloor;  // ‖t̂‖
-      const float along = b[j] / std::max(t, kNormFloor);         // t̂·p
+      const float unit = t > kernels::kNormFloor ? 1.0F : t / kernels::kNormFloor;  // ‖t̂‖
+      const float along = b[j] / std::max(t, kernels::kNormFloor);                  // t̂·p
       const float square =
           cosine * cosine * unit * unit + 2.0F * cosine * sine * along + sine * sine * course;
       const float v = std::sqrt(std::max(0.0F, square));
-      const float u_by = 1.0F / std::max(v, kNormFloor);
+      const float u_by = 1.0F / std::max(v, kernels::kNormFloor);
       const float stretch = scale * t;
       const float x = std::fabs(stretch) * v * u_by;
-      const float f = stretch / std::max(x, kNormFloor) * u_by;
+      const float f = stretch / std::max(x, kernels::kNormFloor) * u_by;
       a[j] = f * cosine;
       b[j] = f * sine;
     }
@@ -236,16 +186,9 @@ struct TextQueries {
     }
   }
   void count_block(const at::Tensor& s, const at::Tensor& p) {
-    const std::int64_t width = s.size(1);
-    auto* rank = ranks.data_ptr<std::int32_t>();
-    at::parallel_for(0, queries, kGrain, [&](std::int64_t from, std::int64_t to) {
-      for (std::int64_t q = from; q < to; ++q) {
-        for (std::int64_t k = 0; k < count; ++k) {
-          rank[q * count + k] += count_fixed(values(s) + q * width, values(p) + k * width, width,
-                                             a(q, k), b(q, k), values(least)[q * count + k]);
-        }
-      }
-    });
+    kernels::count_turned_queries({queries, s.size(1), count, values(s), values(p), values(texts.a),
+                                   values(texts.b), values(least)},
+                                  ranks.data_ptr<std::int32_t>());
   }
 };
 
@@ -325,26 +268,19 @@ struct ImageQueries {
   void count_block(const Groups& groups, std::int64_t begin, const at::Tensor& s,
                    const TurnedTexts& texts) {
     const std::int64_t width = s.size(1);
-    at::parallel_for(0, queries, kGrain, [&](std::int64_t from, std::int64_t to) {
-      for (std::int64_t q = from; q < to; ++q) {
-        const auto group = static_cast<std::size_t>(groups.at(first + q));
-        const auto within = [&](std::int32_t pair) {
-          return std::clamp<std::int64_t>(pair - begin, 0, width);
-        };
-        const std::int64_t low = within(groups.first[group]);
-        const std::int64_t high = within(groups.first[group + 1]);
-        const float* row = values(s) + q * width;
-        for (std::int64_t k = 0; k < count; ++k) {
-          const std::int64_t at = q * count + k;
-          const float* a = values(texts.a) + k * width;
-          const float* b = values(texts.b) + k * width;
-          const float mine = values(p)[at];
-          const float reach = values(least)[at];
-          all()[at] += count_moving(row, a, b, width, mine, reach);
-          same()[at] += count_moving(row + low, a + low, b + low, high - low, mine, reach);
-        }
-      }
-    });
+    const auto within = [&](std::int32_t pair) {
+      return std::clamp<std::int64_t>(pair - begin, 0, width);
+    };
+    std::vector<std::int64_t> low;
+    std::vector<std::int64_t> high;
+    for (std::int64_t q = 0; q < queries; ++q) {
+      const auto group = static_cast<std::size_t>(groups.at(first + q));
+      low.push_back(within(groups.first[group]));
+      high.push_back(within(groups.first[group + 1]));
+    }
+    kernels::count_turned_gallery({queries, width, count, values(s), values(p), values(texts.a),
+                                   values(texts.b), values(least), low.data(), high.data()},
+                                  all(), same());
   }
 };
 
@@ -422,8 +358,8 @@ Result<void> text_block(const Model& model, const PairSource& source, const Grou
 
 TurnSet turn_set(const Model& model, const at::Tensor& conditions, bool raw_first) {
   const c10::AutoGradMode off{false};
-  const Turn by = turn(model, polar(conditions));
-  TurnSet set{normalise_rows(direction(model, conditions)), by.theta.cos(), by.theta.sin(),
+  const Turn by = turn(model, kernels::polar_coordinates(conditions));
+  TurnSet set{kernels::normalize_rows(direction(model, conditions)), by.theta.cos(), by.theta.sin(),
               by.scale.contiguous(), raw_first};
   if (raw_first) {
     const auto one = at::ones({1}, at::kFloat);
@@ -473,11 +409,8 @@ double diagonal_rank_sum(const at::Tensor& a, const at::Tensor& b) {
   for (std::int64_t begin = 0; begin < n; begin += kQueryBlock) {
     const std::int64_t rows = std::min(kQueryBlock, n - begin);
     const auto s = at::mm(a.narrow(0, begin, rows), b.t());
-    const float* at_s = values(s);
-    for (std::int64_t i = 0; i < rows; ++i) {
-      const float* row = at_s + i * n;
-      sum += count_fixed(row, row, n, 1.0F, 0.0F, row[begin + i]);
-    }
+    const auto own = at::arange(begin, begin + rows, at::kLong);
+    sum += kernels::recall_ranks(s, own).sum().item<double>();
   }
   return sum;
 }

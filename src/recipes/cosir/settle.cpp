@@ -24,10 +24,11 @@ namespace cosir {
 
 Result<Governor> settle(const CosirConfig& config, const std::filesystem::path& directory,
                         std::optional<std::int64_t> baseline_bytes) {
-  if (config.temperature < kTemperatureMin) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("temperature = {} is below {}", config.temperature, kTemperatureMin),
-                "raise temperature");
+  if (config.temperature < kernels::kTemperatureMin) {
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("temperature = {} is below {}", config.temperature, kernels::kTemperatureMin),
+        "raise temperature");
   }
   return plimsoll::settle({.memory_limit = config.memory_limit,
                            .disk_limit = config.disk_limit,

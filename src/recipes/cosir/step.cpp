@@ -26,7 +26,7 @@ constexpr double kLeastRate = 1e-9;  // Where the cosine schedule ends.
 Loss differentiate(const Model& model, const LossOptions& options, const LossInput& in, Encoded all,
                    const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& gradients,
                    Slopes& slopes) {
-  std::vector<at::Tensor> leaves{all.turned.out, all.turned.text_unit, all.text};
+  std::vector<at::Tensor> leaves{all.turned.out, all.turned.unit, all.text};
   if (all.image.defined()) {
     leaves.push_back(all.image);
   }
@@ -38,7 +38,7 @@ Loss differentiate(const Model& model, const LossOptions& options, const LossInp
   }
   asked.insert(asked.end(), inputs.begin(), inputs.end());
   const c10::AutoGradMode on{true};
-  all.radius = polar(inputs[0]).radius;
+  all.radius = kernels::polar_coordinates(inputs[0]).radius;
   LossInput compared = in;
   compared.conditions = inputs[0];
   Loss loss = compare(model, compared, all, options);

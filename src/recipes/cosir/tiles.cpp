@@ -15,7 +15,7 @@ Encoded empty_encoded(const Model& model, const LossOptions& options, std::int64
   const auto room = [&] { return at::empty({rows, model.shape.dim}, at::kFloat); };
   Encoded all;
   all.turned.out = room();
-  all.turned.text_unit = room();
+  all.turned.unit = room();
   if (options.weights[kInfoNce] != 0.0) {
     all.image = room();
   }
@@ -70,7 +70,7 @@ void Tiles::encode(std::int64_t tile, Encoded& all) {
     part.set_data(place);
   };
   take(all.turned.out, one.rows.turned.out);
-  take(all.turned.text_unit, one.rows.turned.text_unit);
+  take(all.turned.unit, one.rows.turned.unit);
   if (one.rows.image.defined()) {
     take(all.image, one.rows.image);
   }
@@ -95,7 +95,7 @@ std::vector<at::Tensor> Tiles::gradients(std::int64_t tile, const Slopes& slopes
     }
   };
   join(one.rows.turned.out, slopes.out, count);
-  join(one.rows.turned.text_unit, slopes.text_unit, count);
+  join(one.rows.turned.unit, slopes.text_unit, count);
   if (tile == 0) {
     join(one.rows.text, slopes.text, std::min(rows_, kRotationTexts));
   }

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Loops of graph attention over sorted edges; gat_conv.h has the formula.
+// Loops of graph attention over sorted edges; graph_attention.h has the formula.
 //
 // Every output row is written by one node's turn, in the order of its edges; sums over all nodes go
 // by blocks of kNodeBlock. So bits depend neither on threads nor on other graphs of the batch.
-// Reading order: adjacency.h, this file, gat_kernels.cpp.
+// Reading order: edges.h, this file, attention_loops.cpp.
 //
 // Threads: free functions; work is shared among torch's threads.   Memory: the caller's.
 #pragma once
 
 #include <cstdint>
 
-#include "recipes/can_kd/adjacency.h"
+#include "kernels/edges.h"
 
-namespace plimsoll::can_kd {
+namespace plimsoll::kernels {
 
 inline constexpr std::int64_t kHeadsMax = 64;
 inline constexpr std::int64_t kNodeBlock = 256;
@@ -24,7 +24,7 @@ inline constexpr std::int64_t kNodeBlock = 256;
 /// What forward and backward share. Shape: h [nodes, heads·out]; scores [nodes, heads]; weights
 /// [edges, heads] in the order of in_source; keep [edges, heads] factors of dropout, or null.
 struct Attention {
-  const Adjacency* adjacency{nullptr};
+  Edges edges;
   std::int64_t heads{0};
   std::int64_t out{0};
   bool concat{true};
@@ -61,4 +61,4 @@ struct AttentionGradients {
 };
 void attend_backward(const Attention& in, const AttentionGradients& out);
 
-}  // namespace plimsoll::can_kd
+}  // namespace plimsoll::kernels

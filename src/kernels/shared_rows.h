@@ -2,7 +2,7 @@
 //
 // What the loops over rows have alike: sharing them among threads, and the last lanes of a row.
 //
-// For sources of this folder alone. Reading order: torch/lanes.h, this file.
+// For sources of this folder alone. Reading order: kernels/lanes.h, this file.
 //
 // Threads: work is shared among torch's.   Memory: registers.
 #pragma once
@@ -12,9 +12,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "torch/lanes.h"
+#include "kernels/lanes.h"
 
-namespace plimsoll::can_kd {
+namespace plimsoll::kernels {
 
 /// Floats touched below which waking another thread costs more than it saves.
 inline constexpr std::int64_t kGrainFloats = 32'768;
@@ -53,4 +53,4 @@ PLIMSOLL_INLINE void store_some(const Lanes& from, std::int64_t n, float* to) {
   std::copy(part, part + n, to);
 }
 
-}  // namespace plimsoll::can_kd
+}  // namespace plimsoll::kernels

@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-namespace plimsoll::can_kd {
+namespace plimsoll::kernels {
 
 /// y = x Wᵀ + b: each element is the sum over k in order.
 /// Shape: x [rows, in]; weight [out, in], or [in, out] when `turned`; bias [out] or null;
@@ -42,4 +42,4 @@ struct ColumnProduct {
 };
 void multiply_columns(const ColumnProduct& product, float* sum);
 
-}  // namespace plimsoll::can_kd
+}  // namespace plimsoll::kernels

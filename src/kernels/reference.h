@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The formulas of docs/recipes/cosir.md as plain tensor operators, in any floating type: what the
-// fast functions are compared with.
+// The formulas of contrast.h as plain tensor operators, in any floating type: what kernels are
+// compared with.
 //
 // Threads: as torch operators.   Memory: whatever the operators take; for tests only.
 #pragma once
@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace plimsoll::cosir::reference {
+namespace plimsoll::kernels::reference {
 
 inline at::Tensor unit(const at::Tensor& x) {
   return x / x.square().sum(-1, true).sqrt().clamp_min(1e-8);
@@ -93,4 +93,4 @@ Found neighbours(const at::Tensor& c) {
   return found;
 }
 
-}  // namespace plimsoll::cosir::reference
+}  // namespace plimsoll::kernels::reference

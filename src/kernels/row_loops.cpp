@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows, element by element over lanes (torch/lanes.h).
+// Rows, element by element over lanes (kernels/lanes.h).
 //
-// Threads: see row_kernels.h.   Memory: see row_kernels.h.
-#include "recipes/can_kd/row_kernels.h"
+// Threads: see row_loops.h.   Memory: see row_loops.h.
+#include "kernels/row_loops.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "base/philox.h"
-#include "recipes/can_kd/shared_rows.h"
-#include "torch/lanes.h"
+#include "kernels/lanes.h"
+#include "kernels/shared_rows.h"
 
-namespace plimsoll::can_kd {
+namespace plimsoll::kernels {
 namespace {
 
 using Doubles = double __attribute__((vector_size(kLanes * sizeof(double)), aligned(8)));
@@ -672,4 +672,4 @@ void mix_rows_backward(std::span<const float* const> x, Extent shape, const floa
   });
 }
 
-}  // namespace plimsoll::can_kd
+}  // namespace plimsoll::kernels

@@ -5,9 +5,9 @@
 // Threads: pure functions.   Memory: none.
 #pragma once
 
-#include <torch/types.h>
+#include <ATen/core/Tensor.h>
 
-namespace plimsoll::can_kd {
+namespace plimsoll::kernels {
 
 inline const float* floats(const at::Tensor& x) {
   return x.const_data_ptr<float>();
@@ -16,4 +16,4 @@ inline float* out_floats(const at::Tensor& x) {
   return x.data_ptr<float>();
 }
 
-}  // namespace plimsoll::can_kd
+}  // namespace plimsoll::kernels

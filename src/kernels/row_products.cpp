@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles of 6 by 16 in registers, over packed panels (torch/lanes.h).
+// Tiles of 6 by 16 in registers, over packed panels (kernels/lanes.h).
 //
 // Threads: see row_products.h.   Memory: see row_products.h.
-#include "recipes/can_kd/row_products.h"
+#include "kernels/row_products.h"
 
 #include <algorithm>
 #include <vector>
 
-#include "recipes/can_kd/shared_rows.h"
+#include "kernels/shared_rows.h"
 
-namespace plimsoll::can_kd {
+namespace plimsoll::kernels {
 namespace {
 
 constexpr std::int64_t kRowsPacked = 256;
@@ -175,4 +175,4 @@ void multiply_columns(const ColumnProduct& product, float* sum) {
         });
 }
 
-}  // namespace plimsoll::can_kd
+}  // namespace plimsoll::kernels

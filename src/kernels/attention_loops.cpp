@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Graph attention, a node at a time, over lanes (torch/lanes.h).
+// Graph attention, a node at a time, over lanes (kernels/lanes.h).
 //
-// Threads: see gat_kernels.h.   Memory: a few cache lines of state per node.
-#include "recipes/can_kd/gat_kernels.h"
+// Threads: see attention_loops.h.   Memory: a few cache lines of state per node.
+#include "kernels/attention_loops.h"
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "base/check.h"
-#include "recipes/can_kd/shared_rows.h"
-#include "torch/lanes.h"
+#include "kernels/lanes.h"
+#include "kernels/shared_rows.h"
 
-namespace plimsoll::can_kd {
+namespace plimsoll::kernels {
 namespace {
 
 constexpr float kSlope = 0.2F;  // Of LeakyReLU below 0.
@@ -153,15 +154,12 @@ PLIMSOLL_INLINE void softmax_edges(const Attention& in, const EdgeList& edges,
   }
 }
 
-PLIMSOLL_INLINE EdgeList edges_into(const Adjacency& a, std::int64_t v) {
-  const auto at = static_cast<std::size_t>(v);
-  return {a.in_source.data() + a.in_ptr[at], nullptr, a.in_ptr[at + 1] - a.in_ptr[at]};
+PLIMSOLL_INLINE EdgeList edges_into(const Edges& e, std::int64_t v) {
+  return {e.in_source + e.in_ptr[v], nullptr, e.in_ptr[v + 1] - e.in_ptr[v]};
 }
 
-PLIMSOLL_INLINE EdgeList edges_out_of(const Adjacency& a, std::int64_t v) {
-  const auto at = static_cast<std::size_t>(v);
-  return {a.out_target.data() + a.out_ptr[at], a.out_edge.data() + a.out_ptr[at],
-          a.out_ptr[at + 1] - a.out_ptr[at]};
+PLIMSOLL_INLINE EdgeList edges_out_of(const Edges& e, std::int64_t v) {
+  return {e.out_target + e.out_ptr[v], e.out_edge + e.out_ptr[v], e.out_ptr[v + 1] - e.out_ptr[v]};
 }
 
 PLIMSOLL_CLONES void attend_nodes(const Attention& in, const float* bias, float* weights,
@@ -169,8 +167,8 @@ PLIMSOLL_CLONES void attend_nodes(const Attention& in, const float* bias, float*
                                   std::int64_t end) {
   const float factor = in.concat ? 1.0F : 1.0F / static_cast<float>(in.heads);
   for (std::int64_t v = begin; v < end; ++v) {
-    const EdgeList edges = edges_into(*in.adjacency, v);
-    const std::int64_t first = in.adjacency->in_ptr[static_cast<std::size_t>(v)] * in.heads;
+    const EdgeList edges = edges_into(in.edges, v);
+    const std::int64_t first = in.edges.in_ptr[v] * in.heads;
     float* w = weights + first;
     softmax_edges(in, edges, in.score_target + v * in.heads, w);
     const float* used = w;
@@ -210,8 +208,8 @@ PLIMSOLL_CLONES void score_gradients(const Attention& in, const AttentionGradien
   const float factor = in.concat ? 1.0F : 1.0F / static_cast<float>(in.heads);
   const std::int64_t grad_step = in.concat ? in.out : 0;
   for (std::int64_t v = begin; v < end; ++v) {
-    const EdgeList edges = edges_into(*in.adjacency, v);
-    const std::int64_t first = in.adjacency->in_ptr[static_cast<std::size_t>(v)] * in.heads;
+    const EdgeList edges = edges_into(in.edges, v);
+    const std::int64_t first = in.edges.in_ptr[v] * in.heads;
     const float* w = out.weights + first;
     const float* g = out.grad + v * in.width();
     float along[kHeadsMax];
@@ -249,7 +247,7 @@ PLIMSOLL_CLONES void row_gradients(const Attention& in, const AttentionGradients
                                    const float* grad_target, float* grad_source, std::int64_t begin,
                                    std::int64_t end) {
   for (std::int64_t v = begin; v < end; ++v) {
-    const EdgeList edges = edges_out_of(*in.adjacency, v);
+    const EdgeList edges = edges_out_of(in.edges, v);
     float* ds = grad_source + v * in.heads;
     std::fill(ds, ds + in.heads, 0.0F);
     for (std::int64_t k = 0; k < edges.count; ++k) {
@@ -311,26 +309,26 @@ void add_blocks(const float* parts, std::int64_t blocks, std::int64_t step, std:
 
 void node_scores(const Attention& in, const float* att_source, const float* att_target,
                  float* score_source, float* score_target) {
-  share(in.adjacency->nodes, in.row(), [&](std::int64_t begin, std::int64_t end) {
+  share(in.edges.nodes, in.row(), [&](std::int64_t begin, std::int64_t end) {
     score_nodes(in, att_source, att_target, score_source, score_target, begin, end);
   });
 }
 
 void attend(const Attention& in, const float* bias, float* weights, float* result) {
   PLIMSOLL_CHECK(in.heads <= kHeadsMax, "a layer has at most 64 heads");
-  share(in.adjacency->nodes, 4 * in.row(), [&](std::int64_t begin, std::int64_t end) {
+  share(in.edges.nodes, 4 * in.row(), [&](std::int64_t begin, std::int64_t end) {
     std::vector<float> scratch;
     if (in.keep != nullptr) {
-      scratch.resize(static_cast<std::size_t>(in.adjacency->degree_max * in.heads));
+      scratch.resize(static_cast<std::size_t>(in.edges.degree_max * in.heads));
     }
     attend_nodes(in, bias, weights, scratch.data(), result, begin, end);
   });
 }
 
 void attend_backward(const Attention& in, const AttentionGradients& out) {
-  const std::int64_t nodes = in.adjacency->nodes;
+  const std::int64_t nodes = in.edges.nodes;
   float* grad_score = out.edge_scratch;
-  float* used = out.edge_scratch + in.adjacency->edges * in.heads;
+  float* used = out.edge_scratch + in.edges.count * in.heads;
   float* grad_target = out.node_scratch;
   float* grad_source = out.node_scratch + nodes * in.heads;
   share(nodes, 4 * in.row(), [&](std::int64_t begin, std::int64_t end) {
@@ -352,4 +350,4 @@ void attend_backward(const Attention& in, const AttentionGradients& out) {
   add_blocks(out.block_scratch, blocks, step, 2 * in.row(), in.width(), out.grad_bias);
 }
 
-}  // namespace plimsoll::can_kd
+}  // namespace plimsoll::kernels

@@ -3,31 +3,27 @@
 // Loops over lanes, compiled once for AVX2 and once for any x86-64; both give the same bits,
 // since the lanes and the order of their sums are fixed and multiply-add is never fused.
 //
-// Threads: see cosir_kernels.h.   Memory: one cache line of state per row.
-#include "recipes/cosir/kernels.h"
-
-#include <ATen/Parallel.h>
+// Threads: see contrast_loops.h.   Memory: one cache line of state per row.
+#include "kernels/contrast_loops.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
-#include "torch/lanes.h"
+#include "kernels/lanes.h"
+#include "kernels/shared_rows.h"
 
-namespace plimsoll::cosir {
+namespace plimsoll::kernels {
 namespace {
-
-// Floats touched below which waking another thread costs more than it saves.
-constexpr std::int64_t kGrainFloats = 32'768;
 
 // `row_floats` is about what the body touches per row.
 template <class F>
 void for_row_blocks(std::int64_t rows, std::int64_t row_floats, const F& body) {
-  const std::int64_t grain = std::max<std::int64_t>(1, kGrainFloats / (kRowBlock * row_floats));
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrainFloats / (kPairBlock * row_floats));
   at::parallel_for(0, row_blocks(rows), grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t block = begin; block < end; ++block) {
-      body(block, block * kRowBlock, std::min(rows, (block + 1) * kRowBlock));
+      body(block, block * kPairBlock, std::min(rows, (block + 1) * kPairBlock));
     }
   });
 }
@@ -62,7 +58,7 @@ PLIMSOLL_CLONES void unit_row_backward(const float* g, const float* u, float len
 }
 
 // What the forward and the backward of one combined row share.
-struct CombineScalars {
+struct RotateScalars {
   float text_length{0};
   float direction_length{0};
   float cosine{0};
@@ -71,9 +67,9 @@ struct CombineScalars {
   float direction_by{0};  // 1 / max(‖d‖, floor)
 };
 
-PLIMSOLL_INLINE CombineScalars combine_scalars(const float* t, const float* d, std::int64_t dim,
-                                               float theta) {
-  CombineScalars s;
+PLIMSOLL_INLINE RotateScalars rotate_scalars(const float* t, const float* d, std::int64_t dim,
+                                             float theta) {
+  RotateScalars s;
   s.text_length = std::sqrt(dot(t, t, dim));
   s.direction_length = std::sqrt(dot(d, d, dim));
   s.cosine = std::cos(theta);
@@ -83,14 +79,14 @@ PLIMSOLL_INLINE CombineScalars combine_scalars(const float* t, const float* d, s
   return s;
 }
 
-PLIMSOLL_CLONES void combine_row(const float* t, const float* d, std::int64_t dim, float theta,
-                                 float scale, float* out, float* text_unit) {
-  const CombineScalars s = combine_scalars(t, d, dim, theta);
+PLIMSOLL_CLONES void rotate_row(const float* t, const float* d, std::int64_t dim, float theta,
+                                float scale, float* out, float* unit) {
+  const RotateScalars s = rotate_scalars(t, d, dim, theta);
   const float a = s.cosine;
   const float b = s.sine * s.direction_by;
   for (std::int64_t k = 0; k < dim; ++k) {
-    text_unit[k] = t[k] * s.text_by;
-    out[k] = a * text_unit[k] + b * d[k];
+    unit[k] = t[k] * s.text_by;
+    out[k] = a * unit[k] + b * d[k];
   }
   const float v_length = std::sqrt(dot(out, out, dim));
   const float u_by = 1.0F / (v_length > kNormFloor ? v_length : kNormFloor);
@@ -102,20 +98,20 @@ PLIMSOLL_CLONES void combine_row(const float* t, const float* d, std::int64_t di
   }
 }
 
-struct CombineRowGradient {
+struct RotateRowGradient {
   const float* grad_out;
-  const float* grad_text_unit;  // May be null.
-  float* grad_text;             // May be null.
+  const float* grad_unit;  // May be null.
+  float* grad_x;           // May be null.
   float* grad_direction;
   float* grad_theta;
   float* grad_scale;
 };
 
-// Walks the formula of combine_row backwards: out ← x ← (s, ‖t‖, u) ← v ← (θ, t̂, p) ← (t, d).
+// Walks the formula of rotate_row backwards: out ← x ← (s, ‖t‖, u) ← v ← (θ, t̂, p) ← (t, d).
 // grad_direction doubles as the row's scratch until the end.
-PLIMSOLL_CLONES void combine_row_backward(const float* t, const float* d, std::int64_t dim,
-                                          float theta, float scale, const CombineRowGradient& g) {
-  const CombineScalars s = combine_scalars(t, d, dim, theta);
+PLIMSOLL_CLONES void rotate_row_backward(const float* t, const float* d, std::int64_t dim,
+                                         float theta, float scale, const RotateRowGradient& g) {
+  const RotateScalars s = rotate_scalars(t, d, dim, theta);
   float* v = g.grad_direction;
   const float a = s.cosine * s.text_by;
   const float b = s.sine * s.direction_by;
@@ -137,7 +133,7 @@ PLIMSOLL_CLONES void combine_row_backward(const float* t, const float* d, std::i
   const float u_dot_u = v_inside ? 1.0F : v_length * u_by * (v_length * u_by);
   const float u_dot_dx = (u_dot_g - keep * u_dot_u) * x_by;
   *g.grad_scale = s.text_length * u_dot_dx;
-  const float grad_text_length = scale * u_dot_dx;
+  const float grad_length = scale * u_dot_dx;
   const float along = v_inside ? u_dot_dx : 0.0F;
   const float dv_by = stretch * u_by;                        // dv = (dx − along·u)·dv_by
   const float u_coefficient = (keep * x_by + along) * u_by;  // of v itself
@@ -147,19 +143,19 @@ PLIMSOLL_CLONES void combine_row_backward(const float* t, const float* d, std::i
   const float t_dot_dv = dot(t, v, dim) * s.text_by;
   const float p_dot_dv = dot(d, v, dim) * s.direction_by;
   *g.grad_theta = s.cosine * p_dot_dv - s.sine * t_dot_dv;
-  if (g.grad_text != nullptr) {
+  if (g.grad_x != nullptr) {
     const bool inside = s.text_length > kNormFloor;
     float unit_along = s.cosine * t_dot_dv;
-    if (g.grad_text_unit != nullptr) {
-      unit_along += dot(t, g.grad_text_unit, dim) * s.text_by;
+    if (g.grad_unit != nullptr) {
+      unit_along += dot(t, g.grad_unit, dim) * s.text_by;
     }
     // d‖t‖/dt = t/‖t‖ (0 at 0), beside the gradient of norm(t).
-    const float t_coefficient =
-        inside ? (grad_text_length - unit_along * s.text_by) * s.text_by
-               : (s.text_length > 0.0F ? grad_text_length / s.text_length : 0.0F);
+    const float t_coefficient = inside
+                                    ? (grad_length - unit_along * s.text_by) * s.text_by
+                                    : (s.text_length > 0.0F ? grad_length / s.text_length : 0.0F);
     for (std::int64_t k = 0; k < dim; ++k) {
-      const float unit = s.cosine * v[k] + (g.grad_text_unit != nullptr ? g.grad_text_unit[k] : 0);
-      g.grad_text[k] = unit * s.text_by + t_coefficient * t[k];
+      const float unit = s.cosine * v[k] + (g.grad_unit != nullptr ? g.grad_unit[k] : 0);
+      g.grad_x[k] = unit * s.text_by + t_coefficient * t[k];
     }
   }
   const bool d_inside = s.direction_length > kNormFloor;
@@ -248,8 +244,8 @@ PLIMSOLL_INLINE bool compare_columns(const float* ct, const float* unit, std::in
 }
 
 struct Nearest {
-  float distance[kNeighbours];
-  std::int64_t index[kNeighbours];
+  float distance[kNeighbors];
+  std::int64_t index[kNeighbors];
   float cosine;
   std::int64_t angle;
 };
@@ -260,9 +256,9 @@ PLIMSOLL_CLONES void search_row(const float* ct, const float* unit, std::int64_t
   float distance[kColumnsAtOnce];
   float cosine[kColumnsAtOnce];
   for (std::int64_t j = 0; j < rows; j += kColumnsAtOnce) {
-    const bool full = best.index[kNeighbours - 1] >= 0 && best.angle >= 0;
+    const bool full = best.index[kNeighbors - 1] >= 0 && best.angle >= 0;
     const bool better =
-        compare_columns(ct, unit, stride, label_dim, i, j, best.distance[kNeighbours - 1],
+        compare_columns(ct, unit, stride, label_dim, i, j, best.distance[kNeighbors - 1],
                         best.cosine, distance, cosine);
     if (full && !better) {  // Most blocks hold no better candidate.
       continue;
@@ -277,14 +273,14 @@ PLIMSOLL_CLONES void search_row(const float* ct, const float* unit, std::int64_t
         best.angle = j + k;
       }
       // Strictly nearer, or an empty place: an earlier index keeps its place on a tie.
-      int place = kNeighbours;
+      int place = kNeighbors;
       while (place > 0 && (best.index[place - 1] < 0 || distance[k] < best.distance[place - 1])) {
         --place;
       }
-      if (place == kNeighbours) {
+      if (place == kNeighbors) {
         continue;
       }
-      for (int p = kNeighbours - 1; p > place; --p) {
+      for (int p = kNeighbors - 1; p > place; --p) {
         best.distance[p] = best.distance[p - 1];
         best.index[p] = best.index[p - 1];
       }
@@ -294,7 +290,7 @@ PLIMSOLL_CLONES void search_row(const float* ct, const float* unit, std::int64_t
   }
 }
 
-PLIMSOLL_INLINE float delta_dot(const DeltaRows& in, std::int64_t i, std::int64_t j) {
+PLIMSOLL_INLINE float displacement_dot(const Displacements& in, std::int64_t i, std::int64_t j) {
   const float* ai = in.a + i * in.dim;
   const float* bi = in.b + i * in.dim;
   const float* aj = in.a + j * in.dim;
@@ -321,21 +317,22 @@ PLIMSOLL_INLINE float delta_dot(const DeltaRows& in, std::int64_t i, std::int64_
   return total;
 }
 
-PLIMSOLL_CLONES float delta_length(const DeltaRows& in, std::int64_t i) {
-  return std::sqrt(delta_dot(in, i, i));
+PLIMSOLL_CLONES float displacement_length(const Displacements& in, std::int64_t i) {
+  return std::sqrt(displacement_dot(in, i, i));
 }
 
-PLIMSOLL_CLONES float delta_cosine(const DeltaRows& in, std::int64_t i, std::int64_t j,
-                                   const float* length) {
+PLIMSOLL_CLONES float displacement_cosine(const Displacements& in, std::int64_t i, std::int64_t j,
+                                          const float* length) {
   const float both = length[i] * length[j];
-  return delta_dot(in, i, j) / (both > kNormFloor ? both : kNormFloor);
+  return displacement_dot(in, i, j) / (both > kNormFloor ? both : kNormFloor);
 }
 
 constexpr std::int64_t kColumnChunk = 64;
 
 // Columns [begin, end) of the gradient: every element is summed in the order of the rows.
-PLIMSOLL_CLONES void delta_columns_backward(const DeltaRows& in, const DeltaGradients& g,
-                                            std::int64_t begin, std::int64_t end) {
+PLIMSOLL_CLONES void displace_columns_backward(const Displacements& in,
+                                               const DisplacementGradients& g, std::int64_t begin,
+                                               std::int64_t end) {
   for (std::int64_t i = 0; i < in.rows; ++i) {
     const std::int64_t row = i * in.dim;
     const float self = g.scratch[i];
@@ -426,28 +423,27 @@ void polar_rows_backward(const float* c, const float* grad_radius, const float* 
   }
 }
 
-void combine_rows(const CombineRows& in, float* out, float* text_unit) {
+void rotate_rows(const RotateRows& in, float* out, float* unit) {
   for_row_blocks(in.rows, in.dim, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t at = i * in.dim;
-      combine_row(in.text + at, in.direction + at, in.dim, in.theta[i], in.scale[i], out + at,
-                  text_unit + at);
+      rotate_row(in.x + at, in.direction + at, in.dim, in.theta[i], in.scale[i], out + at,
+                 unit + at);
     }
   });
 }
 
-void combine_rows_backward(const CombineRows& in, const CombineGradients& grads) {
+void rotate_rows_backward(const RotateRows& in, const RotateGradients& grads) {
   for_row_blocks(in.rows, in.dim, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t at = i * in.dim;
-      const CombineRowGradient row{
-          grads.grad_out + at,
-          grads.grad_text_unit == nullptr ? nullptr : grads.grad_text_unit + at,
-          grads.grad_text == nullptr ? nullptr : grads.grad_text + at,
-          grads.grad_direction + at,
-          grads.grad_theta + i,
-          grads.grad_scale + i};
-      combine_row_backward(in.text + at, in.direction + at, in.dim, in.theta[i], in.scale[i], row);
+      const RotateRowGradient row{grads.grad_out + at,
+                                  grads.grad_unit == nullptr ? nullptr : grads.grad_unit + at,
+                                  grads.grad_x == nullptr ? nullptr : grads.grad_x + at,
+                                  grads.grad_direction + at,
+                                  grads.grad_theta + i,
+                                  grads.grad_scale + i};
+      rotate_row_backward(in.x + at, in.direction + at, in.dim, in.theta[i], in.scale[i], row);
     }
   });
 }
@@ -480,10 +476,10 @@ void nce_gradient(float* e, std::int64_t rows, float temperature, const float* r
   });
 }
 
-void find_neighbours(const float* c, std::int64_t rows, std::int64_t label_dim, float* transposed,
-                     std::int64_t* nearest, std::int64_t* best_angle, float* best_cosine) {
+void find_neighbors(const float* c, std::int64_t rows, std::int64_t label_dim, float* transposed,
+                    std::int64_t* nearest, std::int64_t* best_angle, float* best_cosine) {
   const std::int64_t stride = padded_rows(rows);
-  static_assert(kRowBlock % kColumnsAtOnce == 0);
+  static_assert(kPairBlock % kColumnsAtOnce == 0);
   float* unit = transposed + label_dim * stride;
   std::fill(transposed, transposed + 2 * label_dim * stride, 0.0F);
   for (std::int64_t i = 0; i < rows; ++i) {
@@ -497,35 +493,35 @@ void find_neighbours(const float* c, std::int64_t rows, std::int64_t label_dim, 
   for_row_blocks(rows, rows * label_dim, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       Nearest best{};
-      std::fill(best.distance, best.distance + kNeighbours, std::numeric_limits<float>::infinity());
-      std::fill(best.index, best.index + kNeighbours, -1);
+      std::fill(best.distance, best.distance + kNeighbors, std::numeric_limits<float>::infinity());
+      std::fill(best.index, best.index + kNeighbors, -1);
       best.cosine = -std::numeric_limits<float>::infinity();
       best.angle = -1;
       search_row(transposed, unit, stride, rows, label_dim, i, best);
-      std::copy(best.index, best.index + kNeighbours, nearest + i * kNeighbours);
+      std::copy(best.index, best.index + kNeighbors, nearest + i * kNeighbors);
       best_angle[i] = best.angle;
       best_cosine[i] = best.cosine;
     }
   });
 }
 
-void delta_rows(const DeltaRows& in, float* length, float* cosine0, float* cosine1) {
+void displace_rows(const Displacements& in, float* length, float* cosine0, float* cosine1) {
   for_row_blocks(in.rows, in.dim, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      length[i] = delta_length(in, i);
+      length[i] = displacement_length(in, i);
     }
   });
   float* cosine[2] = {cosine0, cosine1};
   for_row_blocks(in.rows, in.dim, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
     for (int list = 0; list < 2; ++list) {
       for (std::int64_t i = begin; in.pair[list] != nullptr && i < end; ++i) {
-        cosine[list][i] = delta_cosine(in, i, in.pair[list][i], length);
+        cosine[list][i] = displacement_cosine(in, i, in.pair[list][i], length);
       }
     }
   });
 }
 
-void delta_rows_backward(const DeltaRows& in, const DeltaGradients& grads) {
+void displace_rows_backward(const Displacements& in, const DisplacementGradients& grads) {
   float* self = grads.scratch;
   for (std::int64_t i = 0; i < in.rows; ++i) {
     const bool moves = grads.grad_length != nullptr && grads.length[i] > 0.0F;
@@ -550,10 +546,10 @@ void delta_rows_backward(const DeltaRows& in, const DeltaGradients& grads) {
       std::max<std::int64_t>(1, kGrainFloats / std::max<std::int64_t>(1, in.rows * kColumnChunk));
   at::parallel_for(0, chunks, grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t chunk = begin; chunk < end; ++chunk) {
-      delta_columns_backward(in, grads, chunk * kColumnChunk,
-                             std::min(in.dim, (chunk + 1) * kColumnChunk));
+      displace_columns_backward(in, grads, chunk * kColumnChunk,
+                                std::min(in.dim, (chunk + 1) * kColumnChunk));
     }
   });
 }
 
-}  // namespace plimsoll::cosir
+}  // namespace plimsoll::kernels

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Loops over rows of the models' layers; layers.h says what they are for.
+// Loops over rows of layers: element by element, and sums of columns.
 //
 // An element's bits depend on its row, on parameters and, for dropout, on its index alone; sums
 // over rows go by blocks of kRowBlock. So they do not depend on the number of threads. Reading
-// order: this file, row_kernels.cpp.
+// order: this file, row_loops.cpp.
 //
 // Threads: free functions; work is shared among torch's threads.   Memory: the caller's, but for a
 // block of partial sums or a copy of one matrix of weights.
@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <span>
 
-namespace plimsoll::can_kd {
+namespace plimsoll::kernels {
 
 inline constexpr std::int64_t kRowBlock = 256;
 
@@ -114,4 +114,4 @@ void cross_entropy_rows(float* x, Extent shape, const std::int64_t* target, floa
 /// Σ over a row of log(1 + e^x), loss [rows]; x becomes factor·σ(x).
 void softplus_rows(float* x, Extent shape, float factor, float* loss);
 
-}  // namespace plimsoll::can_kd
+}  // namespace plimsoll::kernels

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Goal: every fast function of `cosir` equals the plain formula, in value and in gradient, and
-// does not depend on the number of threads.
+// Goal: every kernel of contrast.h equals the plain formula, in value and in gradient, and does not
+// depend on the number of threads.
 // Method: random inputs in float32 against plain operators in float64 under autograd.
-#include "recipes/cosir/functions.h"
+#include "kernels/contrast.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -14,11 +14,11 @@
 #include <cmath>
 #include <cstring>
 
-#include "recipes/cosir/kernels.h"
-#include "recipes/cosir/model.h"
-#include "recipes/cosir/reference.h"
+#include "kernels/contrast_loops.h"
+#include "kernels/reference.h"
+#include "torch/random_tensors.h"
 
-namespace plimsoll::cosir {
+namespace plimsoll::kernels {
 namespace {
 
 using TensorList = std::vector<at::Tensor>;
@@ -66,68 +66,68 @@ bool same_bits(const at::Tensor& x, const at::Tensor& y) {
          std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
 }
 
-TEST(CosirFunctionsTest, NormalisesRowsAndTheirGradients) {
+TEST(ContrastTest, NormalisesRowsAndTheirGradients) {
   for (const std::int64_t dim : {5, 16, 100, 512}) {
     Twins x;
     x.add(normals({37, dim}, 1));
-    expect_same({normalise_rows(x.fast[0])}, {reference::unit(x.exact[0])}, x, 2e-5);
+    expect_same({normalize_rows(x.fast[0])}, {reference::unit(x.exact[0])}, x, 2e-5);
   }
 }
 
-TEST(CosirFunctionsTest, CombinesLikeTheFormulaForAnyWidthAndSign) {
+TEST(ContrastTest, CombinesLikeTheFormulaForAnyWidthAndSign) {
   for (const std::int64_t dim : {7, 64, 512}) {
     Twins x;
     x.add(normals({40, dim}, 2, 3.0));
     x.add(normals({40, dim}, 3));
     x.add(normals({40}, 4));
     x.add(normals({40}, 5, 0.8));  // Some scales are negative: they turn the result around.
-    const auto fast = combine(x.fast[0], x.fast[1], x.fast[2], x.fast[3]);
+    const auto fast = rotate_toward(x.fast[0], x.fast[1], x.fast[2], x.fast[3]);
     const auto out = reference::combine(x.exact[0], x.exact[1], x.exact[2], x.exact[3]);
     // The scale cancels, so its gradient is 0 up to rounding: compared by size alone.
     Twins without{{x.fast[0], x.fast[1], x.fast[2]}, {x.exact[0], x.exact[1], x.exact[2]}};
-    expect_same({fast.out, fast.text_unit}, {out, reference::unit(x.exact[0])}, without, 5e-5);
-    const auto again = combine(x.fast[0], x.fast[1], x.fast[2], x.fast[3]);
+    expect_same({fast.out, fast.unit}, {out, reference::unit(x.exact[0])}, without, 5e-5);
+    const auto again = rotate_toward(x.fast[0], x.fast[1], x.fast[2], x.fast[3]);
     const auto g = torch::autograd::grad({(again.out * normals({40, dim}, 6)).sum()}, {x.fast[3]});
     EXPECT_LT(g[0].abs().max().item<double>(), 1e-3);
   }
 }
 
-TEST(CosirFunctionsTest, KeepsTextConstantWhenItIsNotTrained) {
+TEST(ContrastTest, KeepsTextConstantWhenItIsNotTrained) {
   const auto text = normals({8, 16}, 2);
   const auto theta = normals({8}, 3).set_requires_grad(true);
-  const auto made = combine(text, normals({8, 16}, 4), theta, at::ones({8}));
-  EXPECT_FALSE(made.text_unit.requires_grad());
+  const auto made = rotate_toward(text, normals({8, 16}, 4), theta, at::ones({8}));
+  EXPECT_FALSE(made.unit.requires_grad());
   EXPECT_TRUE(made.out.requires_grad());
 }
 
-TEST(CosirFunctionsTest, SurvivesTextsAndDirectionsOfLengthZero) {
+TEST(ContrastTest, SurvivesTextsAndDirectionsOfLengthZero) {
   auto text = at::zeros({3, 16}).set_requires_grad(true);
   auto direct = at::zeros({3, 16}).set_requires_grad(true);
   auto theta = normals({3}, 1).set_requires_grad(true);
   auto scale = at::ones({3}).set_requires_grad(true);
-  const auto made = combine(text, direct, theta, scale);
+  const auto made = rotate_toward(text, direct, theta, scale);
   EXPECT_TRUE(made.out.isfinite().all().item<bool>());
   for (const auto& g : torch::autograd::grad({made.out.sum()}, {text, direct, theta, scale})) {
     EXPECT_TRUE(g.isfinite().all().item<bool>());
   }
 }
 
-TEST(CosirFunctionsTest, PolarFormFollowsTheFormulaInAnyDimension) {
+TEST(ContrastTest, PolarFormFollowsTheFormulaInAnyDimension) {
   for (const std::int64_t label_dim : {2, 3, 5, 128}) {
     Twins c;
     c.add(normals({50, label_dim}, 9));
-    const auto fast = polar(c.fast[0]);
+    const auto fast = polar_coordinates(c.fast[0]);
     expect_same({fast.radius, fast.angle},
                 {c.exact[0].square().sum(1).sqrt(), reference::angle(c.exact[0])}, c, 2e-5);
   }
 }
 
-TEST(CosirFunctionsTest, PolarFormHasNoGradientAtTheOrigin) {
+TEST(ContrastTest, PolarFormHasNoGradientAtTheOrigin) {
   for (const std::int64_t label_dim : {2, 5}) {
     auto c = at::zeros({4, label_dim});
     c[1][0] = -2.0;  // On the axis, where ‖(c₁ …)‖ has no derivative.
     c.set_requires_grad(true);
-    const auto made = polar(c);
+    const auto made = polar_coordinates(c);
     const auto g = torch::autograd::grad({(made.radius + made.angle).sum()}, {c})[0];
     EXPECT_TRUE(g.isfinite().all().item<bool>());
     EXPECT_EQ(g[0].abs().sum().item<double>(), 0.0);
@@ -141,7 +141,7 @@ at::Tensor group_list(std::int64_t rows, bool repeated) {
   return repeated ? groups.div(3, "floor").roll(1, 0).contiguous() : groups;
 }
 
-TEST(CosirFunctionsTest, SymmetricNceEqualsTwoCrossEntropies) {
+TEST(ContrastTest, SymmetricNceEqualsTwoCrossEntropies) {
   for (const bool repeated : {false, true}) {
     for (const std::int64_t rows : {2, 5, 33, 130}) {
       for (const double temperature : {0.025, 0.07, 1.0}) {
@@ -149,29 +149,29 @@ TEST(CosirFunctionsTest, SymmetricNceEqualsTwoCrossEntropies) {
         x.add(reference::unit(normals({rows, 24}, 11)));
         x.add(reference::unit(normals({rows, 24}, 12)));
         const auto groups = group_list(rows, repeated);
-        expect_same({symmetric_nce(x.fast[0], x.fast[1], groups, temperature)},
+        expect_same({symmetric_info_nce(x.fast[0], x.fast[1], groups, temperature)},
                     {reference::nce(x.exact[0], x.exact[1], groups, temperature)}, x, 2e-4);
       }
     }
   }
 }
 
-TEST(CosirFunctionsTest, SymmetricNceStaysFiniteAtTheSmallestTemperature) {
+TEST(ContrastTest, SymmetricNceStaysFiniteAtTheSmallestTemperature) {
   // Every similarity −1 but one: the smallest sums there can be.
   auto out = at::zeros({4, 8});
   out.select(1, 0).fill_(1.0);
   auto image = -out.clone();
   out.set_requires_grad(true);
-  const auto loss = symmetric_nce(out, image, group_list(4, false), 0.025);
+  const auto loss = symmetric_info_nce(out, image, group_list(4, false), 0.025);
   EXPECT_NEAR(loss.item<double>(), std::log(4.0), 1e-5);
   EXPECT_TRUE(torch::autograd::grad({loss}, {out})[0].isfinite().all().item<bool>());
 }
 
-TEST(CosirFunctionsTest, NeighboursEqualTheFullComparison) {
+TEST(ContrastTest, NeighboursEqualTheFullComparison) {
   for (const std::int64_t label_dim : {2, 5, 128}) {
     for (const std::int64_t rows : {2, 3, 4, 31, 32, 33, 200}) {
       const auto c = normals({rows, label_dim}, 21);
-      const auto found = find_neighbours(c);
+      const auto found = nearest_neighbors(c);
       const auto plain = reference::neighbours<float>(c);
       for (std::int64_t i = 0; i < rows; ++i) {
         const auto at_i = static_cast<std::size_t>(i);
@@ -192,9 +192,9 @@ TEST(CosirFunctionsTest, NeighboursEqualTheFullComparison) {
   }
 }
 
-TEST(CosirFunctionsTest, NeighboursPreferTheLowerIndexOnATie) {
+TEST(ContrastTest, NeighboursPreferTheLowerIndexOnATie) {
   // All conditions equal: every distance is 0 and every cosine the same.
-  const auto found = find_neighbours(at::ones({70, 2}));
+  const auto found = nearest_neighbors(at::ones({70, 2}));
   EXPECT_EQ(found.nearest[0][0].item<std::int64_t>(), 1);
   EXPECT_EQ(found.nearest[0][2].item<std::int64_t>(), 3);
   EXPECT_EQ(found.nearest[69][0].item<std::int64_t>(), 0);
@@ -203,7 +203,7 @@ TEST(CosirFunctionsTest, NeighboursPreferTheLowerIndexOnATie) {
   EXPECT_EQ(found.best_angle[69].item<std::int64_t>(), 0);
 }
 
-TEST(CosirFunctionsTest, DeltaTermsEqualPlainCosinesAndLengths) {
+TEST(ContrastTest, DeltaTermsEqualPlainCosinesAndLengths) {
   for (const std::int64_t dim : {5, 96}) {
     const std::int64_t rows = 40;
     const auto pairs0 = at::arange(rows, at::kLong).roll(7, 0).contiguous();
@@ -212,7 +212,7 @@ TEST(CosirFunctionsTest, DeltaTermsEqualPlainCosinesAndLengths) {
     Twins x;
     x.add(normals({rows, dim}, 31));
     x.add(normals({rows, dim}, 32));
-    const auto fast = deltas(x.fast[0], x.fast[1], pairs0, pairs1);
+    const auto fast = displacement_cosines(x.fast[0], x.fast[1], pairs0, pairs1);
     const auto delta = x.exact[0] - x.exact[1];
     expect_same(
         {fast.length, fast.cosine0, fast.cosine1},
@@ -222,25 +222,26 @@ TEST(CosirFunctionsTest, DeltaTermsEqualPlainCosinesAndLengths) {
   }
 }
 
-TEST(CosirFunctionsTest, DeltaTermsOfEqualRowsHaveNoGradient) {
+TEST(ContrastTest, DeltaTermsOfEqualRowsHaveNoGradient) {
   auto out = at::ones({4, 16}).set_requires_grad(true);
   const auto pairs = at::tensor({1, 0, 3, 2}, at::kLong);
-  const auto made = deltas(out, at::ones({4, 16}), pairs, at::Tensor{});
+  const auto made = displacement_cosines(out, at::ones({4, 16}), pairs, at::Tensor{});
   EXPECT_FALSE(made.cosine1.defined());
   const auto g = torch::autograd::grad({(made.length + made.cosine0).sum()}, {out})[0];
   EXPECT_EQ(g.abs().max().item<double>(), 0.0);
 }
 
-TEST(CosirFunctionsTest, BitsDoNotDependOnTheNumberOfThreads) {
+TEST(ContrastTest, BitsDoNotDependOnTheNumberOfThreads) {
   const auto run = [](int threads) {
     at::set_num_threads(threads);
     const std::int64_t rows = 150;
     const auto text = normals({rows, 64}, 1);
     const auto c = normals({rows, 5}, 2).set_requires_grad(true);
-    const auto found = find_neighbours(c);
-    const auto made = combine(text, normals({rows, 64}, 3), polar(c).angle, polar(c).radius);
+    const auto found = nearest_neighbors(c);
+    const auto made = rotate_toward(text, normals({rows, 64}, 3), polar_coordinates(c).angle,
+                                    polar_coordinates(c).radius);
     const auto picked = found.nearest.select(1, 0).contiguous();
-    const auto moved = deltas(made.out, made.text_unit, picked, found.best_angle);
+    const auto moved = displacement_cosines(made.out, made.unit, picked, found.best_angle);
     const auto part = moved.cosine0.sum() + moved.cosine1.sum() + moved.length.sum();
     auto s = normals({rows, rows}, 5, 0.1);
     auto parts = at::empty({row_blocks(rows), rows});
@@ -264,4 +265,4 @@ TEST(CosirFunctionsTest, BitsDoNotDependOnTheNumberOfThreads) {
 }
 
 }  // namespace
-}  // namespace plimsoll::cosir
+}  // namespace plimsoll::kernels
