@@ -398,7 +398,7 @@ LeasedArray kept_array(const std::shared_ptr<OpenSlots>& kept, std::int64_t slot
 }
 
 void bind_kept(nb::module_& m) {
-  nb::enum_<KeptSlots::Found>(m, "Found", "What a slot has.")
+  nb::enum_<KeptSlots::Found>(m, "Found", "A slot's state when it is taken.")
       .value("CONTENT", KeptSlots::Found::kContent)
       .value("ROOM", KeptSlots::Found::kRoom)
       .value("NOTHING", KeptSlots::Found::kNothing);
