@@ -20,7 +20,7 @@ Error refusal() {
   error.available_bytes = 12_MiB + 512_KiB;
   error.limit_bytes = 768_MiB;
   error.baseline_bytes = 225_MiB;
-  error.held_bytes = {300_MiB, 128_MiB, 0, 38_MiB, 0, 64_MiB + 512_KiB, 0};
+  error.held_bytes = {300_MiB, 128_MiB, 0, 38_MiB, 0, 0, 64_MiB + 512_KiB, 0};
   error.advice = "raise --memory-limit or lower batch_size";
   return error;
 }

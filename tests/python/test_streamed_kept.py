@@ -57,7 +57,7 @@ def test_blocks_that_are_kept_are_read_once_until_their_memory_is_needed(governo
 
     kept = {3, 4, 5, 6, 7}
     first = steps()
-    assert all(first.get(one) == 1 for one in kept) and sum(first[one] for one in range(3)) > 3, first
+    assert all(first.get(one) == 1 for one in kept) and sum(first.get(one, 0) for one in range(3)) > 3, first  # Block 1 may have been read before.
     assert not set(steps()) & kept
     leases = []
     while streamed.kept_bytes > 3 * block:
