@@ -45,8 +45,10 @@ Result<void> KeptSlots::start(std::int64_t fixed_bytes) {
     states_.assign(static_cast<std::size_t>(count_), State::kGone);
     for (std::int64_t slot = 0; slot < count_; ++slot) {
       if (!enter(slot)) {
-        return fail(ErrorCode::kIo, fmt::format("the driver does not register {} of host memory",
-                                                format_bytes(stride_)));
+        return fail(
+            ErrorCode::kIo,
+            fmt::format("the driver does not register {} of host memory", format_bytes(stride_)),
+            "lower cache_bytes");
       }
       state(slot) = State::kEmpty;
     }

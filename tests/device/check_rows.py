@@ -16,6 +16,7 @@ plimsoll.Governor("3GiB", foreign_bytes="1GiB").close()  # Before the first tens
 from plimsoll.memory import _pinned
 from plimsoll.rows import _device_rows
 from tests import device
+from tests.support.waits import Unordered, left_out
 
 ROWS, DIM, BATCH = 60, 24, 16
 
@@ -144,40 +145,19 @@ def test_a_step_waits_for_no_other_work_of_the_device(tmp_path):
     assert len(trained(tmp_path / "run", "sim", {}, before)[0]) == 15
 
 
-class Unordered:
-    """A stream that does not wait where it is told to."""
-
-    def __init__(self, stream):
-        self._stream = stream
-
-    def wait_event(self, event):
-        pass
-
-    def __getattr__(self, name):
-        return getattr(self._stream, name)
-
-    def __enter__(self):
-        return self._stream.__enter__()
-
-    def __exit__(self, *what):
-        return self._stream.__exit__(*what)
-
-
 @pytest.mark.parametrize("missing", ["compute waits for rows", "copies wait for gradients"])
 def test_a_wait_that_is_missing_is_found(missing, tmp_path, monkeypatch):
-    if missing == "compute waits for rows":
-        compute = _pinned.CopyStream.compute
-        monkeypatch.setattr(_pinned.CopyStream, "compute", lambda self: Unordered(compute(self)))
-    else:
-        init = _pinned.FromDevice.__init__
+    init = _pinned.FromDevice.__init__
 
-        def unordered(self, *arguments):
-            init(self, *arguments)
-            self._copies._stream = Unordered(self._copies._stream)
+    def unordered(self, *arguments):
+        init(self, *arguments)
+        self._copies._stream = Unordered(self._copies._stream)
 
+    rows = missing == "compute waits for rows"
+    if not rows:
         monkeypatch.setattr(_pinned.FromDevice, "__init__", unordered)
     with pytest.raises(RuntimeError, match="nothing orders them") as found:
-        with device.order_checked():
+        with device.order_checked(), left_out("compute waits" if rows else ""):
             trained(tmp_path / "run", "sim", WAYS["own"])  # In which the host waits for nothing else in between.
     traceback.clear_frames(found.tb)  # They have the model.
 

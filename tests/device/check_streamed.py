@@ -2,6 +2,7 @@
 """Frozen weights that stream to the simulated device: the bits of resident ones, the peak of a few blocks, and no wait missing."""
 import contextlib
 import gc
+import threading
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ plimsoll.Governor("3GiB", foreign_bytes="1GiB").close()  # Before the first tens
 from plimsoll.memory import _pinned
 from plimsoll.training import _device_ring, _weight_files
 from tests import device
+from tests.support.waits import forget_frames, left_out
 
 _pinned.DRIVERS["sim"] = device.host_driver
 MIB = 1 << 20
@@ -161,45 +163,24 @@ def test_blocks_are_kept_in_memory_of_the_host(resident, tmp_path, monkeypatch):
     assert len(reads) == len(set(reads)) == 4 * BLOCKS  # Each weight once in four steps.
 
 
-class Unordered:
-    """A stream that does not wait where it is told to."""
-
-    def __init__(self, stream):
-        self._stream = stream
-
-    def wait_event(self, event):
-        pass
-
-    def __getattr__(self, name):
-        return getattr(self._stream, name)
-
-    def __enter__(self):
-        return self._stream.__enter__()
-
-    def __exit__(self, *what):
-        return self._stream.__exit__(*what)
+def test_nothing_is_left_where_the_rest_of_the_model_does_not_fit(tmp_path):
+    with plimsoll.Governor("3GiB", foreign_bytes="1GiB", devices={"sim": 8 * MIB}) as governor:
+        model = Net(64, BLOCKS)
+        model.head = torch.nn.Linear(64, 1 << 16)
+        with pytest.raises(torch.OutOfMemoryError) as refused:
+            plimsoll.stream_frozen(model, weights="streamed", directory=tmp_path, device="sim")
+        forget_frames(refused.value)
+        assert not [one.name for one in threading.enumerate() if "weights" in one.name]
+        assert governor.ledger().pools["weights"].leased_bytes == 0
 
 
 @pytest.mark.parametrize("missing", ["copies wait", "compute waits"])
 def test_a_wait_that_is_missing_is_found(missing, tmp_path, monkeypatch):
-    if missing == "compute waits":
-        compute = _pinned.CopyStream.compute
-        close = _device_ring.DeviceRing.close
-        monkeypatch.setattr(_pinned.CopyStream, "compute", lambda self: Unordered(compute(self)))
-        monkeypatch.setattr(_device_ring.DeviceRing, "close", lambda self: device.let_copies_go() or close(self))  # It waits for them.
-    else:
-        init = _pinned.CopyStream.__init__
-
-        def unordered(self, *arguments):
-            init(self, *arguments)
-            self._stream = Unordered(self._stream)
-
-        monkeypatch.setattr(_pinned.CopyStream, "__init__", unordered)
+    close = _device_ring.DeviceRing.close
+    monkeypatch.setattr(_device_ring.DeviceRing, "close", lambda self: device.let_copies_go() or close(self))  # It waits for them.
     # Nor does a copy end before the kernel begins that should have waited for it.
     held = device.copies_held() if missing == "compute waits" else contextlib.nullcontext()
     with pytest.raises(RuntimeError, match="nothing orders them") as found:
-        with device.order_checked(), held:
+        with device.order_checked(), held, left_out(missing):
             trained(tmp_path, "streamed")
-    error = found.value
-    while error is not None:  # Frames have the model.
-        error.__traceback__, error = None, error.__context__
+    forget_frames(found.value)

@@ -82,11 +82,11 @@ def _cuda_driver() -> tuple[int, int]:
     """Returns the addresses of cudaHostRegister and cudaHostUnregister in the runtime that torch has loaded."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         runtimes = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/libcudart" in line}
-    for runtime in sorted(runtimes):
-        library = ctypes.CDLL(runtime)
-        add, remove = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in (library.cudaHostRegister, library.cudaHostUnregister))
-        return add, remove
-    return 0, 0
+    if not runtimes:
+        return 0, 0
+    library = ctypes.CDLL(min(runtimes))
+    add, remove = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in (library.cudaHostRegister, library.cudaHostUnregister))
+    return add, remove
 
 
 DRIVERS: dict[str, Callable[[], tuple[int, int]]] = {"cuda": _cuda_driver}

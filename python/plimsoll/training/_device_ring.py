@@ -28,7 +28,6 @@ import torch
 from ..memory._pinned import CopyStream
 from ._weight_ring import PATIENCE, WeightRing
 
-
 _FORGOTTEN = 64  # Passes, after which one block more may stay than before a refusal.
 
 

@@ -113,16 +113,18 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
             if cache_bytes is not None:
                 cache = byte_size(cache_bytes, "cache_bytes")
             ring = host = WeightRing([block.places for block in blocks], slots if where is None else _HOST_SLOTS, governor, reader, where, cache)
-            undo.pop_all()
+            undo.pop_all()  # The ring has the reader.
             undo.callback(host.close)
             if where is not None:
                 ring = DeviceRing(host, where, slots, _room(governor, where))
+                undo.callback(ring.close)
                 governor._on_their_way.add(ring)
-            governor._adopt(ring)
         made = StreamedWeights(blocks, size, ring, where)
         if where is not None:
             model.to(where)
-        undo.pop_all()
+        if ring is not None:
+            undo.pop_all()
+            governor._adopt(ring)
     return made
 
 
