@@ -45,9 +45,10 @@ dev: setup
 check: dev
 	@tools/check.sh
 
+quick: BEGIN := $(shell date +%s)
 quick:
 	@tools/setup.sh --quick
-	@.venv/bin/python tools/quick.py --since "$(SINCE)"
+	@.venv/bin/python tools/quick.py --since "$(SINCE)" --begin $(BEGIN)
 
 coverage: dev
 	@tools/setup.sh --coverage

@@ -6,13 +6,15 @@
     make quick SINCE=HEAD~3     all since that commit
 
 It runs the house rules, ruff, the C++ tests of the folders that changed, and the Python tests that name a changed
-module and need no torch. It says what it left out: `make check` runs everything.
+module and need no torch. It says what it left out: `make check` runs everything. The time that setup took counts.
 """
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -72,8 +74,9 @@ def python_tests(changed: list[str]) -> tuple[list[str], int]:
 class Steps:
     """Commands, one after the other, until the time is over."""
 
-    def __init__(self) -> None:
-        self._begin = time.monotonic()
+    def __init__(self, spent: float = 0.0) -> None:
+        """spent: seconds of the time that are over."""
+        self._begin = time.monotonic() - spent
         self.failed: list[str] = []
         self.left: list[str] = []
 
@@ -81,42 +84,51 @@ class Steps:
         """Whether it passed. One that would begin too late, or is not over in time, is left out."""
         begin = time.monotonic()
         seconds = SECONDS - (begin - self._begin)
-        try:
-            if seconds <= 0:
-                raise subprocess.TimeoutExpired(command, 0)
-            done = subprocess.run(command, cwd=ROOT, check=False, timeout=seconds)
-        except subprocess.TimeoutExpired:
+        status = ended_within(seconds, command) if seconds > 0 else None
+        if status is None:
             self.left.append(name)
             print(f"quick: {name}: left out, the time is over", flush=True)
             return False
-        print(f"quick: {name}: {'passed' if done.returncode == 0 else 'FAILED'} in {time.monotonic() - begin:.1f} s", flush=True)
-        if done.returncode:
+        print(f"quick: {name}: {'passed' if status == 0 else 'FAILED'} in {time.monotonic() - begin:.1f} s", flush=True)
+        if status:
             self.failed.append(name)
-        return done.returncode == 0
+        return status == 0
+
+
+def ended_within(seconds: float, command: tuple[str, ...]) -> int | None:
+    """Runs a command and returns its status; None when it was not over in time, and has been ended with its children."""
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as child:
+        try:
+            return child.wait(seconds)
+        except BaseException as stopped:
+            os.killpg(child.pid, signal.SIGKILL)
+            if not isinstance(stopped, subprocess.TimeoutExpired):
+                raise
+            return None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--since", default="", help="the commit that the change begins after")
-    changed = [one for one in changed_since(parser.parse_args().since) if (ROOT / one).exists()]
+    parser.add_argument("--begin", type=float, default=0.0, help="when setup began, in seconds since 1970")
+    parsed = parser.parse_args()
+    changed = [one for one in changed_since(parsed.since) if (ROOT / one).exists()]
     folders, (files, others) = cpp_tests(changed), python_tests(changed)
     print(f"quick: {len(changed)} files changed; C++ tests of {', '.join(folders) or 'no folder'}; "
           f"{len(files)} files of Python tests, {others} more need torch", flush=True)
-    steps = Steps()
+    steps = Steps(max(0.0, time.time() - parsed.begin) if parsed.begin else 0.0)
     steps.run("house rules", sys.executable, "tools/tidy.py")
     python = [one for one in changed if one.endswith(".py")]
     if python:
         steps.run("ruff", sys.executable, "-m", "ruff", "check", "--quiet", *python)
-    targets = []
     if (folders or files) and steps.run("configure", "cmake", "--preset", "quick", "-Wno-dev", "--log-level=WARNING"):
         known = output("ninja", "-C", str(BUILD), "-t", "targets", "all")
         tests = sorted({line.split(":")[0] for line in known if re.match(rf"({'|'.join(folders)})_\w+_test: ", line)}) if folders else []
-        targets = tests + (["_core"] if files else [])
-    if targets and steps.run("build", "cmake", "--build", str(BUILD), "--target", *targets):
-        if folders:
+        build = ("cmake", "--build", str(BUILD), "--target")
+        if tests and steps.run("build of the C++ tests", *build, *tests):
             steps.run("C++ tests", "ctest", "--test-dir", str(BUILD), "-R", rf"^({'|'.join(folders)})\.", "-LE", "slow|gpu", "-j", "2",
                       "--output-on-failure", "--no-tests=ignore")
-        if files:
+        if files and steps.run("build of the package", *build, "_core"):
             steps.run("Python tests", "env", f"PYTHONPATH={BUILD / 'python'}", sys.executable, "-m", "pytest", "-q", "-m", "not slow",
                       "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile", *files)
     told = [f"FAILED: {', '.join(steps.failed)}"] * bool(steps.failed) + [f"left out: {', '.join(steps.left)}"] * bool(steps.left)

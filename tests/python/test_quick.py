@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/quick.py: what it finds changed, which tests it chooses, and that it fails when one of them does."""
 import importlib.util
+import os
 import pathlib
 import subprocess
 import sys
@@ -83,3 +84,23 @@ def test_a_broken_rule_fails_it_and_what_the_time_did_not_allow_is_said(quick, m
     monkeypatch.setattr(quick, "SECONDS", 60)
     monkeypatch.setattr(quick, "cpp_tests", lambda changed: [])
     assert quick.main() == 1 and "FAILED: house rules" in capfd.readouterr().out
+
+
+def test_what_the_time_ends_leaves_no_child(quick, monkeypatch, tmp_path):
+    """A build's compilers are children of a child. Here one holds a pipe, which ends with the last of them."""
+    os.mkfifo(tmp_path / "pipe")
+    pipe, waits = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK), subprocess.Popen.wait
+    os.set_blocking(pipe, True)
+
+    def over(self, timeout=None):
+        if timeout is None:
+            return waits(self)
+        with open(tmp_path / "begun", "rb") as begun:  # Opened once the child writes to it.
+            assert begun.read() == b"sleeps\n"
+        raise subprocess.TimeoutExpired("sh", timeout)
+
+    os.mkfifo(tmp_path / "begun")
+    monkeypatch.setattr(subprocess.Popen, "wait", over)
+    assert quick.ended_within(1, ("sh", "-c", f"sleep 1000 > {tmp_path}/pipe & echo sleeps > {tmp_path}/begun; wait")) is None
+    assert os.read(pipe, 1) == b""
+    os.close(pipe)
