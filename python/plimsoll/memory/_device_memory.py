@@ -17,10 +17,11 @@ from ._cards import Card
 
 _MIB = 1 << 20
 _NEEDED = ("empty_cache", "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved", "reset_peak_memory_stats",
-           "set_per_process_memory_fraction")
+           "memory_stats", "set_per_process_memory_fraction")
 _AROUND = "PLIMSOLL_DEVICE_MEMORY_LIMIT"  # Of `plimsoll run --device-memory-limit`.
 _OF_FREE = 0.95  # Where no limit is given.
 _LEFT_OVER = 1.0 / 16  # Of a step's peak: blocks lie otherwise in the allocator from time to time.
+_SMALL_SEGMENT, _LARGE_SEGMENT = 2 * _MIB, 20 * _MIB  # What torch's allocator reserves for blocks up to 1 MiB, and up to 10 MiB.
 
 
 _imposed: dict[Any, DeviceMemory] = {}  # By device: the last one made, which alone may lift the limit.
@@ -127,9 +128,13 @@ class DeviceMemory:
         return max(self._peak, int(self._module.max_memory_reserved(self._index)))
 
     def peak_bytes(self) -> int:
-        """Returns the most that was reserved since begin_peak(), with a sixteenth for blocks that lie otherwise another time."""
+        """Returns the most that was reserved since begin_peak(), and more for blocks that lie otherwise another time.
+
+        That is a sixteenth, and at least a segment: memory comes to torch's allocator in these.
+        """
         peak = int(self._module.max_memory_reserved(self._index))
-        return peak + int(peak * _LEFT_OVER)
+        large = self._module.memory_stats(self._index).get("segment.large_pool.peak", 0) > 0
+        return peak + max(int(peak * _LEFT_OVER), _LARGE_SEGMENT if large else _SMALL_SEGMENT)
 
     def held(self) -> dict[str, int]:
         """Returns what is held, by name. peak_bytes: the most that context and reserved memory were together."""
