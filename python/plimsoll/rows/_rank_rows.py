@@ -110,7 +110,7 @@ class DealtTable:
         group.tables.append(self)
 
     def look_up(self, asked: np.ndarray) -> tuple[Wanted, torch.Tensor]:
-        """Fetches the rows of the distinct ids in `asked` from the ranks that own them. Shape: int64 [m]; float32 [n, dim].
+        """Fetches the rows of the distinct ids in `asked` from the ranks that own them. Shape: asked int64 [m]; rows float32 [n, dim].
 
         With several ranks, those without a lookup of their own serve meanwhile (Ranks.agreed).
         Errors: NotFoundError naming the first unknown id; an error of any rank's table, on all ranks.
