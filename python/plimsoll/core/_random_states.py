@@ -29,7 +29,7 @@ class RandomStates:
     def __init__(self, generators: Iterable[Any] = (), like: RandomStates | None = None) -> None:
         import torch
 
-        # As bytes: a tensor kept here would be counted among a measured step's.
+        # Kept as bytes: a tensor would count as memory of a measured step.
         self._torch = torch.get_rng_state().numpy().tobytes()
         self._devices = {kind: _states_of(module) for kind, module in _devices().items()}
         self._python = random.getstate()
@@ -46,7 +46,7 @@ class RandomStates:
         states: dict[str, Any] = {"torch": _bytes_as_tensor(self._torch), "devices": devices, "python": self._python, "numpy": None}
         if self._numpy is not None:
             states["numpy"] = _plain(self._numpy)
-            if self._numpy["bit_generator"] == "MT19937":  # As get_state() has it by default.
+            if self._numpy["bit_generator"] == "MT19937":  # In the form of get_state()'s default.
                 mersenne = self._numpy["state"]
                 states["numpy"] = ["MT19937", mersenne["key"].tolist(), mersenne["pos"], self._numpy["has_gauss"],
                                    self._numpy["gauss"]]

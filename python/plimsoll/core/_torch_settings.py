@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-# As the program sets it before it starts; see docs/HACKING.md.
+# The value that the program `plimsoll` sets before it starts; see docs/HACKING.md.
 MKL_CBWR = "AVX2,STRICT"
 
 

@@ -253,7 +253,7 @@ class Loader:
         """Moves to a state. Errors: ValueError for a position outside the epoch."""
         state = LoaderState(*state)
         if self._coming is not None and state == self._state:
-            return  # It is the next batch.
+            return  # The pending batch is the next one.
         self._drop()
         self._core.seek(*state)
         self._state = state

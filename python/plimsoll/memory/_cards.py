@@ -50,7 +50,7 @@ class Card:
         try:
             import pynvml
         except ImportError:
-            self._uuid = ""  # It is not asked for again.
+            self._uuid = ""  # Do not try the import again.
             return None
         try:
             with _driver(pynvml):
@@ -86,6 +86,6 @@ def _driver(nvml: Any) -> Iterator[None]:
 def _name_of(nvml: Any, pid: int) -> str:
     try:
         name = nvml.nvmlSystemGetProcessName(pid)
-    except nvml.NVMLError:  # It has ended, or is somebody else's.
+    except nvml.NVMLError:  # The process has ended, or belongs to another user.
         return "a process"
     return os.path.basename(name.decode(errors="replace") if isinstance(name, bytes) else str(name)) or "a process"

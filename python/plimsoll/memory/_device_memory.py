@@ -18,12 +18,12 @@ from ._cards import Card
 _MIB = 1 << 20
 _NEEDED = ("empty_cache", "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved", "reset_peak_memory_stats",
            "set_per_process_memory_fraction")
-_AROUND = "PLIMSOLL_DEVICE_MEMORY_LIMIT"  # Of `plimsoll run --device-memory-limit`.
-_OF_FREE = 0.95  # Where no limit is given.
+_AROUND = "PLIMSOLL_DEVICE_MEMORY_LIMIT"  # Set by `plimsoll run --device-memory-limit`.
+_OF_FREE = 0.95  # Default limit, as a share of the free memory.
 _LEFT_OVER = 1.0 / 16  # Share of a step's peak added to it: the allocator's fragmentation varies.
 
 
-_imposed: dict[Any, DeviceMemory] = {}  # By device: the last one made, which alone may lift the limit.
+_imposed: dict[Any, DeviceMemory] = {}  # The last one made for each device, which alone may lift the limit.
 
 
 class DeviceMemory:

@@ -88,6 +88,6 @@ def clean_up() -> dict[str, Any]:
 
 
 def _trim_heap() -> None:
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # Of glibc.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # Only glibc has it.
     if trim is not None:
         trim(0)

@@ -50,8 +50,8 @@ class Growth:
 
     @property
     def bytes_per_step(self) -> float:
-        """The growth over the newest half of the windows, in bytes per step. 0 unless it ends at the most that was held so far, and no
-        single step makes up most of it.
+        """The growth over the newest half of the windows, in bytes per step. 0 if it is not steady: memory was higher before, or one
+        step makes most of the growth.
         """
         over = self._floors[:-1]  # Without the last window, which is incomplete.
         newest = over[len(over) // 2:]

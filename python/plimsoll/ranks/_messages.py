@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Boundary:
-    """Requests to serve between two steps."""
+    """The requests that a run serves between two steps."""
 
     asked: str
     """"", "pause" or "stop"."""

@@ -178,7 +178,7 @@ class RankSums:
             for work in works:
                 work.wait()
         finally:
-            works.clear()  # They keep the connections, and errors keep this frame.
+            works.clear()  # Works keep connections open, and an error keeps this frame.
 
     def _as_on_first(self, buffers: list[torch.Tensor]) -> None:
         """Copies rank 0's buffers to all ranks, as DistributedDataParallel does; so batch statistics are rank 0's."""

@@ -87,7 +87,7 @@ class RunLoader:
 
     __reduce_ex__ = not_pickled
 
-    # For loops that are not Run.steps().
+    # ---- Loops other than Run.steps() ----
 
     def seek(self, epoch: int, batch: int = 0) -> None:
         """Sets the position where the next iterator begins, of this loader or of data_loader()."""
