@@ -69,12 +69,11 @@ class Run:
       - A matrix product before the run fixes MKL's kernels: make the run first, or set
         MKL_CBWR=AVX2,STRICT before the program.
 
-    Ranks: under torchrun, N processes are one run of N ranks, on one machine or on several that share its folder. The program stays
-    the same, without DistributedDataParallel. batch_size is per rank. All ranks of a machine share the limit with torchrun.
-    run.step() averages the gradients and returns the loss over all ranks. Rank 0 writes the folder. Modules,
-    optimizers, schedulers and scalers are the same on all ranks; other parts may differ. All ranks make
-    the same steps and stop at the same one. A run begun with `virtual_workers` has the same bits for any number
-    of ranks, and may be resumed with any.
+    Ranks: under torchrun, N processes are one run of N ranks, on one machine or on several that share its folder. The program stays the
+    same, without DistributedDataParallel. batch_size is per rank. All ranks of a machine share the limit with torchrun. run.step()
+    averages the gradients and returns the loss over all ranks. Rank 0 writes the folder. Modules, optimizers, schedulers and scalers
+    are the same on all ranks; other parts may differ. All ranks make the same steps and stop at the same one. A run begun with
+    `virtual_workers` has the same bits for any number of ranks, and may be resumed with any.
 
     path:         its folder.
     memory_limit: the Governor's; "" is found from the machine.
@@ -89,13 +88,11 @@ class Run:
     deterministic: operators without a deterministic form raise; False: they run, and the same bits are
                   not guaranteed.
     accept:       names that may differ from the commit: of the identity, such as ("torch",), or settings of tracked optimizers,
-                  schedulers and scalers, such as ("lr",) or ("optimizer.lr",). The program's values are then used,
-                  events.jsonl records it, and the bits differ. Settings not named here keep the commit's values, with a
-                  RuntimeWarning.
-    virtual_workers: number of shares that a batch is cut into, a power of two that the number of ranks divides. batch_size
-                  is per worker. A loop's batch is a WorkerBatches with one batch for each of this rank's workers, and
-                  run.step() calls its function with each in turn, with random numbers of its own.
-                  0: one per rank, and a batch is the result of collate_fn.
+                  schedulers and scalers, such as ("lr",) or ("optimizer.lr",). The program's values are then used, events.jsonl records
+                  it, and the bits differ. Settings not named here keep the commit's values, with a RuntimeWarning.
+    virtual_workers: number of shares that a batch is cut into, a power of two that the number of ranks divides. batch_size is per
+                  worker. A loop's batch is a WorkerBatches with one batch for each of this rank's workers, and run.step() calls its
+                  function with each in turn, with random numbers of its own. 0: one per rank, and a batch is the result of collate_fn.
     rank_stopped_seconds: longest that a rank may be stopped (SIGSTOP, a debugger). After that the other ranks kill it, and
                   raise ConnectionError naming it; 0: gloo's time-out, half an hour.
     Errors: ValueError (another process trains in it; another identity, with both values; no run, and the
@@ -318,25 +315,23 @@ class Run:
               progress: bool = True) -> Iterator[Any]:
         """Yields the batches of `epochs` epochs. A resumed run yields only the remaining ones.
 
-        Between two batches the run checks the memory, obeys Ctrl-C, SIGTERM, SIGUSR1, `plimsoll stop`, `pause` and
-        `limit`, and commits when due; it also commits at the end. On a stop it commits and the loop ends:
-        check `run.stopped`, which names the reason, after the loop. After `break` the step counts as made and the loop as
-        done. Let exceptions of the body leave the run. If one is caught around the loop, but inside the run, it
-        counts as `break`: step and loop are done, and committed. An exception of run.step() does not: the step was not made,
-        nothing is committed, and the run has failed unless another loop follows. Loops may follow one another: epochs
-        are counted on, and loops completed before a resumption yield nothing. `epochs` of the last loop may grow.
+        Between two batches the run checks the memory, obeys Ctrl-C, SIGTERM, SIGUSR1, `plimsoll stop`, `pause` and `limit`, and commits
+        when due; it also commits at the end. On a stop it commits and the loop ends: check `run.stopped`, which names the reason, after
+        the loop. After `break` the step counts as made and the loop as done. Let exceptions of the body leave the run. If one is caught
+        around the loop, but inside the run, it counts as `break`: step and loop are done, and committed. An exception of run.step()
+        does not: the step was not made, nothing is committed, and the run has failed unless another loop follows. Loops may follow one
+        another: epochs are counted on, and loops completed before a resumption yield nothing. `epochs` of the last loop may grow.
 
         data:    of loader(); a list of batches; a plimsoll.Loader; TokenSet.batches(…); an object with state_dict() and
-                 load_state_dict() (a StatefulDataLoader), whose state a commit stores for the current loop only,
-                 so all loops must take the same one; or another iterable, with a RuntimeWarning: a resumption reads its
-                 epoch again up to the position. Unless data is of loader(), each virtual worker takes
-                 a whole batch, so a step uses one per worker; at the end of an epoch some workers have none.
+                 load_state_dict() (a StatefulDataLoader), whose state a commit stores for the current loop only, so all loops must take
+                 the same one; or another iterable, with a RuntimeWarning: a resumption reads its epoch again up to the position. Unless
+                 data is of loader(), each virtual worker takes a whole batch, so a step uses one per worker; at the end of an epoch
+                 some workers have none.
         largest: the largest batch that will come. The first run.step() admits it before its own (see
                  TrainingStep.admit), so that no later step can fail for memory.
-        commit_every_steps, commit_every_minutes: a commit is due by whichever comes first; 0: not by that. None is 0, or a
-                 recipe's --checkpoint-every-n-steps. If a copy of the state fits into memory beside a step, a thread
-                 writes it, and the loop waits for the copy alone (events.jsonl: stall_seconds). A crash during the
-                 writing comes back to the commit before.
+        commit_every_steps, commit_every_minutes: a commit is due by whichever comes first; 0: not by that. None is 0, or a recipe's
+                 --checkpoint-every-n-steps. If a copy of the state fits into memory beside a step, a thread writes it, and the loop
+                 waits for the copy alone (events.jsonl: stall_seconds). A crash during the writing comes back to the commit before.
         cleanup_every_n_steps: number of steps between calls of Governor.clean_up(), which frees unused memory and changes no
                  result; 0: under pressure only. events.jsonl records the bytes freed.
         progress: a bar on a terminal, lines elsewhere, on stderr.
