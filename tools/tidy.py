@@ -44,6 +44,10 @@ OF_OTHERS = {"_models", "_optimizers", "_schedulers", "_results", "_parameters"}
 ROOMS = (("core",), ("memory", "kernels"), ("ranks", "data"), ("rows",), ("training",), ("run",), ("watch", "recipes"),
          ("integrations",), ("cli", "compat"))
 ROOM_OF = {"_core": "core", "_torch": "core", "errors": "core", "store": "rows", "plots": "recipes", "__main__": "cli"}
+# A function's docstring says what it does: "Returns …", or "Whether …"; nouns that look like such verbs are none.
+VERB = re.compile(r"(?!(?:Its|This|Was|Bytes|Ids|Items|Rows|Batches|Gradients|Options|Attributes|Tensors|Errors|Values)\b|"
+                  r"(?:Samples|Counts|Counters|Names|Parts|Places|States|Steps|Weights) of )(?:Whether|[A-Z][a-z]+s)\b(?!:)")
+PROPERTY = re.compile(r"\b(?:property|cached_property|setter)$")  # Its docstring is a noun phrase.
 # Beginnings and phrases that a reader in a hurry reads twice.
 RIDDLE = re.compile(r"(Of|What|That|Whoever|Who|As)\b")
 RIDDLES = re.compile(r"\b(?:is of each|(?:is|are) (?:told|said)|one of (?:the|those) [^.]*\bthose that)\b")
@@ -318,6 +322,15 @@ def docstrings(tree: ast.AST):
                 yield one.lineno, one.value.value.strip()
 
 
+def check_verbs(code: str):
+    """Checks that docstrings of functions begin with a verb in the third person."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not any(PROPERTY.search(ast.unparse(one)) for one in node.decorator_list):
+            text = ast.get_docstring(node)
+            if text and not VERB.match(text):
+                yield node.body[0].lineno, f"{node.name}(): its docstring begins with {text.split()[0]}, not with a verb such as Returns, or Whether"
+
+
 def check_docstrings(code: str):
     """Docstrings begin with what they are about, say who says, and have no breathless sentence."""
     for line, text in docstrings(ast.parse(code)):
@@ -333,7 +346,8 @@ def check_docstrings(code: str):
 def check_words(root: pathlib.Path):
     """Docstrings of Python; those of the bindings are seen in the stubs that a build makes (tests/python/test_stubs.py)."""
     for path in python_modules(root).values():
-        for line, what in check_docstrings(path.read_text(encoding="utf-8")):
+        code = path.read_text(encoding="utf-8")
+        for line, what in (*check_docstrings(code), *check_verbs(code)):
             yield path.relative_to(root).as_posix(), line, what
 
 
@@ -435,6 +449,11 @@ def selftest() -> int:
         "python/plimsoll/core/_s.py": ('class A:\n    """As others."""\n', "begins with As"),
         "python/plimsoll/core/_e.py": ('class A:\n    x = 1\n    """Of each row."""\n', "begins with Of"),
         "python/plimsoll/core/_f.py": ('def f():\n    """A name that is told."""\n', "say who does"),
+        "python/plimsoll/core/_h.py": ('def f():\n    """Rows of a table."""\n', "begins with Rows, not with a verb"),
+        "python/plimsoll/core/_i.py": ('class A:\n    def f(self):\n        """The sum."""\n', "begins with The, not with a verb"),
+        "python/plimsoll/core/_j.py": ('async def f():\n    """`x` doubled."""\n', "begins with `x`, not with a verb"),
+        "python/plimsoll/core/_k.py": ('class A:\n    """The sums."""\n    @property\n    def f(self):\n        """The sum."""\n', ""),
+        "python/plimsoll/core/_l.py": ('def f():\n    """Warns of it."""\ndef g():\n    """Whether it is."""\n', ""),
         "python/plimsoll/core/_g.py": ('def f():\n    """' + "Word " * 26 + '."""\n', "words without a comma"),
         "cli/m.cpp": (good + '#include "store/pages.h"\n', "cli may include only"),
     }

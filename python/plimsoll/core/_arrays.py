@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that callers may pass.
+"""Arrays that callers may pass, checked and taken without a copy.
 
-Anything with the buffer protocol or DLPack (NumPy, torch, JAX …) that is on the CPU, contiguous and of the exact
-dtype; nothing is converted silently. Ids may also be a list of ints.
+An array is anything with the buffer protocol or DLPack: NumPy, torch, JAX. It must be on the CPU, contiguous and of
+the exact dtype; nothing is converted silently. Ids may also be a list of ints.
 """
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import numpy as np
 from .. import _core
 from . import _torch_gate
 
-# NumPy has no bfloat16: its bits travel as uint16, and tensors view them as what they are.
+# NumPy has no bfloat16: its bits travel as uint16, and tensors view them as bfloat16.
 _NUMPY_NAME = {"bfloat16": "uint16"}
 
 
 def byte_size(size: int | str, option: str, whole_bytes: int = 0) -> int:
-    """Bytes from 1024, "64MiB" or "25%". Errors: ValueError naming the option."""
+    """Returns the bytes of 1024, "64MiB" or "25%" (of `whole_bytes`). Errors: ValueError naming the option."""
     if isinstance(size, str):
         try:
             return _core.parse_bytes(size, whole_bytes)
@@ -39,7 +39,7 @@ def byte_size(size: int | str, option: str, whole_bytes: int = 0) -> int:
 
 
 def _to_numpy(value: Any, name: str) -> np.ndarray:
-    """`value` as a NumPy array over the same memory. Errors: ValueError naming it."""
+    """Returns `value` as a NumPy array over the same memory. Errors: ValueError naming the argument."""
     if isinstance(value, np.ndarray):
         return value
     torch = _torch_gate.torch_if_imported()
@@ -64,7 +64,7 @@ def _to_numpy(value: Any, name: str) -> np.ndarray:
 
 
 def contiguous(value: Any, name: str, dtype: str, shape: Sequence[int | None]) -> np.ndarray:
-    """`value` as a contiguous NumPy array of exactly this dtype and shape, without copying.
+    """Returns `value` as a contiguous NumPy array of exactly this dtype and shape, without copying.
 
     Shape:  None in `shape` stands for any length.
     Errors: ValueError naming the argument and what it should have been.
@@ -86,7 +86,7 @@ def contiguous(value: Any, name: str, dtype: str, shape: Sequence[int | None]) -
 
 
 def ids_in(value: Any, name: str = "ids") -> np.ndarray:
-    """Ids as a contiguous int64 array. Lists, tuples and ranges of ints are accepted too.
+    """Returns ids as a contiguous int64 array [n]. Lists, tuples and ranges of ints are accepted too.
 
     Errors: ValueError naming the argument; an id beyond 64 bits is one.
     """
@@ -99,18 +99,18 @@ def ids_in(value: Any, name: str = "ids") -> np.ndarray:
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
-    """The same memory as a flat array of uint8."""
+    """Returns the same memory as a flat array of uint8."""
     return array.reshape(-1).view(np.uint8)
 
 
 def batches_of(count: int, size: int) -> Iterator[tuple[int, int]]:
-    """(begin, end) of consecutive ranges that cover [0, count)."""
+    """Yields (begin, end) of consecutive ranges of `size` that cover [0, count); the last may be shorter."""
     for begin in range(0, count, size):
         yield begin, min(begin + size, count)
 
 
 def unique_names(names: Iterable[str], what: str) -> list[str]:
-    """The names as a list. Errors: ValueError for a name given twice, or none at all."""
+    """Returns the names as a list. Errors: ValueError for a name that is not a string, or is given twice."""
     listed = [names] if isinstance(names, str) else list(names)
     for name in listed:
         if not isinstance(name, str) or listed.count(name) > 1:
@@ -121,7 +121,7 @@ def unique_names(names: Iterable[str], what: str) -> list[str]:
 
 
 def not_pickled(self: Any, protocol: Any) -> Any:
-    """For `__reduce_ex__` of what belongs to the process that opened it. Errors: TypeError."""
+    """Raises the TypeError of objects that belong to one process; assigned to `__reduce_ex__`."""
     name = type(self).__name__
     table = " with pinned=True" if name == "EmbeddingStore" else ""
     raise TypeError(f"{name}: belongs to the process that opened it and is not pickled; let the "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's devices that are in use, whatever their kind.
+"""The devices of torch that are in use, of any kind.
 
 Threads: any.   Memory: none.
 """
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def devices_in_use() -> dict[str, Any]:
-    """The modules of torch's devices that are in use, by their kinds: "cuda", "xpu", "mps", a backend of others.
+    """Returns torch's modules of the devices in use, by kind: "cuda", "xpu", "mps" or another backend's name.
 
-    2 µs where there is none.
+    Takes 2 µs where no device is in use.
     """
     import torch
 
@@ -27,7 +27,7 @@ def devices_in_use() -> dict[str, Any]:
 
 
 def numbered(device: Any, option: str) -> Any:
-    """Returns the torch.device with its number; None for None and the CPU, which are no other place. Errors: ValueError naming the option."""
+    """Returns the torch.device with its number, and None for the CPU or None. Errors: ValueError naming the option."""
     import torch
 
     try:
@@ -45,7 +45,7 @@ def numbered(device: Any, option: str) -> Any:
 
 
 def kind_of(device: Any) -> str:
-    """Returns the kind of a torch.device, on which bits depend: "cpu", "cuda (NVIDIA H100 PCIe)"."""
+    """Returns the kind of a torch.device: "cpu", "cuda (NVIDIA H100 PCIe)". Results may differ in bits between kinds."""
     import torch
 
     named = getattr(getattr(torch, device.type, None), "get_device_name", None)
@@ -53,7 +53,7 @@ def kind_of(device: Any) -> str:
 
 
 def empty_device_caches() -> None:
-    """Has each device in use give back the memory that its allocator keeps and no tensor has."""
+    """Empties the cache of each device's allocator: memory that no tensor uses goes back to the device."""
     for module in devices_in_use().values():
         if hasattr(module, "empty_cache"):
             module.empty_cache()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders and the names in them, durable.
+"""Files and folders that appear whole or not at all, and stay after a power cut.
 
 Threads: pure functions.
 """
@@ -21,17 +21,17 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def replaced(path: pathlib.Path, beside: str = "", *, durable: bool = True) -> Iterator[pathlib.Path]:
-    """A name beside `path` for a file or a folder to be written to; then it takes the place of `path`.
+    """Yields a path beside `path` to write a file or folder to. After the block, that takes the place of `path`.
 
         with replaced(path) as partial:
             partial.write_text("all of it")
 
-    Whoever opens the file `path` finds what was there or all that is new, after a power cut too. A folder that was
-    there is away for a moment. Where the block raises, what it wrote goes and `path` stays; what a kill left is
-    removed by the next.
+    A reader of the file `path` finds the old content or the whole new one, after a power cut too. An old folder is
+    missing for a moment. If the block raises, its output is removed and `path` stays. The next call removes what a
+    kill left.
 
-    beside:  the name, of one writer at a time; "": that of `path` with ".partial" behind it.
-    durable: False leaves it to the kernel when the disk gets it.
+    beside:  the other name, used by one writer at a time; "": that of `path` with ".partial" added.
+    durable: False leaves it to the kernel when the data reaches the disk.
     Errors:  OSError.
     """
     partial = path.with_name(beside or path.name + ".partial")
@@ -53,7 +53,7 @@ def replaced(path: pathlib.Path, beside: str = "", *, durable: bool = True) -> I
 
 
 def _remove(path: pathlib.Path) -> None:
-    """A file, a link or a folder; nothing where none is there."""
+    """Removes a file, a link or a folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -69,7 +69,7 @@ def _sync(path: pathlib.Path) -> None:
 
 
 def make_folders(folder: pathlib.Path) -> None:
-    """Makes a folder and those above it that are missing, each durable before the next."""
+    """Makes the folder and its missing parents, each durable before the next."""
     folder = folder.absolute()
     there = next(above for above in (folder, *folder.parents) if above.is_dir())
     for depth in range(len(there.parts), len(folder.parts)):

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class NotBuilt(ImportError):
-    """plimsoll was built without its torch parts."""
+    """The error of an import that needs torch parts of plimsoll which were not built."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what a program hands over: numbers, and the loss of a step. Each error names it in the program's words.
+"""Checks of numbers that a program passes, and of the loss of a step. Each error names the argument as the program does.
 
 Threads: any.   Memory: none.
 """
@@ -15,7 +15,7 @@ _SHOWN = 60
 
 
 def whole(name: str, value: Any, least: int) -> int:
-    """A whole number, `least` or more. Errors: ValueError naming it."""
+    """Returns `value` as an int that is at least `least`. Errors: ValueError naming it."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -28,7 +28,7 @@ def whole(name: str, value: Any, least: int) -> int:
 
 
 def real(name: str, value: Any, least: float) -> float:
-    """A number, `least` or more. Errors: ValueError naming it."""
+    """Returns `value` as a float that is at least `least`. Errors: ValueError naming it."""
     number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
     if math.isnan(number):
         raise ValueError(f"{name} {_shown(value)} must be a number, {least:g} or more")
@@ -38,7 +38,7 @@ def real(name: str, value: Any, least: float) -> float:
 
 
 def number_of(name: str, value: Any) -> float:
-    """The one number that a metric is: of a tensor or an array too, wherever it is, with or without a graph.
+    """Returns a metric as a float. `value` is a number, or a tensor or array of one number on any device, with or without a graph.
 
     Errors: ValueError naming the metric.
     """
@@ -53,7 +53,7 @@ def number_of(name: str, value: Any) -> float:
 
 
 def loss_of(value: Any) -> Any:
-    """Returns `value`, which a step's function gave, if it can be the loss. Errors: ValueError saying what to return instead."""
+    """Returns `value`, the result of a step's function, if it can be a loss. Errors: ValueError saying what to return instead."""
     import torch
 
     if not isinstance(value, torch.Tensor):
@@ -68,7 +68,7 @@ def loss_of(value: Any) -> Any:
 
 
 def with_graph(value: Any) -> Any:
-    """Errors: ValueError for a loss that nothing is learnt from."""
+    """Returns the loss, if it has a gradient. Errors: ValueError for a loss that no parameter can learn from."""
     if not value.requires_grad:
         raise ValueError("step: the loss that its function returned has no gradient: nothing that it was computed from requires one. "
                          "Compute it of the tracked model's output, with parameters that are not frozen, and without torch.no_grad(), "

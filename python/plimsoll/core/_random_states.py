@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of every random generator a training step may draw from, to be put back bit for bit.
+"""The states of all random generators that a training step may draw from, kept and restored bit for bit.
 
 Threads: the thread that trains.
-Memory:  a few KiB for each of torch, Python, NumPy and every generator of the user's own, and what a generator of each
-         device in use has: 16 bytes on CUDA. States that are like others share what did not change.
+Memory:  a few KiB for each of torch, Python, NumPy and every generator of the program's own; for each device in use the
+         size of its generator's state, which is 16 bytes on CUDA. Copies share the states that did not change.
 """
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ._devices import devices_in_use
 
 
 class RandomStates:
-    """The random states at the moment it is made: torch's, Python's and NumPy's, those of torch's devices in use (CUDA or
-    another) and those of `generators` (see _reach.is_generator()).
+    """Copies of the random states at the moment of construction: those of torch, its devices in use, Python, NumPy and
+    `generators` (see _reach.is_generator()).
 
-    like: earlier states; a state that has not changed since is kept once.
+    like: earlier states; a state that has not changed since is shared with them.
     """
 
     def __init__(self, generators: Iterable[Any] = (), like: RandomStates | None = None) -> None:
         import torch
 
-        # As bytes: a tensor kept here would be counted among a measured step's.
+        # Kept as bytes: a tensor would count as memory of a measured step.
         self._torch = torch.get_rng_state().numpy().tobytes()
         self._devices = {kind: _states_of(module) for kind, module in _devices().items()}
         self._python = random.getstate()
@@ -41,12 +41,12 @@ class RandomStates:
             self._python = like._python if like._python == self._python else self._python
 
     def to_plain(self) -> dict[str, Any]:
-        """The states as tensors, lists and numbers, for a checkpoint."""
+        """Returns the states as tensors, lists and numbers, for a checkpoint."""
         devices = {kind: [_bytes_as_tensor(one) for one in states] for kind, states in self._devices.items()}
         states: dict[str, Any] = {"torch": _bytes_as_tensor(self._torch), "devices": devices, "python": self._python, "numpy": None}
         if self._numpy is not None:
             states["numpy"] = _plain(self._numpy)
-            if self._numpy["bit_generator"] == "MT19937":  # As get_state() has it by default.
+            if self._numpy["bit_generator"] == "MT19937":  # In the form of get_state()'s default.
                 mersenne = self._numpy["state"]
                 states["numpy"] = ["MT19937", mersenne["key"].tolist(), mersenne["pos"], self._numpy["has_gauss"],
                                    self._numpy["gauss"]]
@@ -54,10 +54,10 @@ class RandomStates:
 
     @classmethod
     def from_plain(cls, states: dict[str, Any]) -> RandomStates:
-        """Those that to_plain() gave, to be put back."""
+        """Makes the states from the result of to_plain()."""
         made = cls.__new__(cls)
         made._torch, made._python, made._numpy = states["torch"].numpy().tobytes(), states["python"], None
-        if "devices" not in states:  # Of a checkpoint from before other devices than CUDA's were kept.
+        if "devices" not in states:  # An older checkpoint, which has CUDA's states alone.
             states = {**states, "devices": {} if states["cuda"] is None else {"cuda": states["cuda"]}}
         made._devices = {kind: [one.numpy().tobytes() for one in every] for kind, every in states["devices"].items()}
         if isinstance(states["numpy"], dict):
@@ -71,7 +71,7 @@ class RandomStates:
         return made
 
     def put_back(self) -> None:
-        """May be called more than once. Errors: RuntimeError where a device is not there that the states are of."""
+        """Restores the states; may be called more than once. Errors: RuntimeError where a device of theirs is missing."""
         import torch
 
         torch.set_rng_state(_bytes_as_tensor(self._torch))
@@ -85,12 +85,12 @@ class RandomStates:
 
 
 def _devices() -> dict[str, Any]:
-    """Those in use that have generators."""
+    """Returns torch's modules of the devices in use that have generators, by kind."""
     return {kind: module for kind, module in devices_in_use().items() if hasattr(module, "get_rng_state")}
 
 
 def _states_of(module: Any) -> list[bytes]:
-    """One for each of the devices; MPS has one."""
+    """Returns the state of each device of a kind; MPS has one."""
     every = module.get_rng_state_all() if hasattr(module, "get_rng_state_all") else [module.get_rng_state()]
     return [one.cpu().numpy().tobytes() for one in every]
 
@@ -104,7 +104,7 @@ def _set_states(module: Any, states: list[Any]) -> None:
 
 @contextlib.contextmanager
 def kept_random(devices: bool = False) -> Iterator[None]:
-    """Restores Python's, NumPy's and torch's main generators afterwards. devices: restores those of devices as well."""
+    """Restores the states of Python's, NumPy's and torch's main generators after the block. devices: those of devices too."""
     import torch
 
     states = torch.default_generator.get_state(), random.getstate(), sys.modules["numpy"].random.get_state(legacy=False)
@@ -120,7 +120,7 @@ def kept_random(devices: bool = False) -> Iterator[None]:
 
 
 def seed_main(seed: int, devices: bool = False) -> None:
-    """Seeds Python's, NumPy's and torch's main generators. devices: seeds those of devices as well, which torch.manual_seed() would."""
+    """Seeds Python's, NumPy's and torch's main generators. devices: those of devices too, as torch.manual_seed() does."""
     import torch
 
     random.seed(seed)
@@ -131,13 +131,13 @@ def seed_main(seed: int, devices: bool = False) -> None:
 
 
 def mixed(seed: int, epoch: int, index: int, purpose: int) -> int:
-    """A seed of its own for each (seed, epoch, index) and purpose, from −2**63 to 2**63 − 1 each."""
+    """Returns a seed derived from (seed, epoch, index) and a purpose, each from −2**63 to 2**63 − 1."""
     key = struct.pack("<qqqq", seed, epoch, index, purpose)
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 
 
 def generator_state(one: Any) -> Any:
-    """The state of a generator (see _reach.is_generator()), as tensors, texts, numbers, lists and dicts."""
+    """Returns the state of a generator (see _reach.is_generator()) as tensors, texts, numbers, lists and dicts."""
     import torch
 
     if isinstance(one, torch.Generator):
@@ -150,7 +150,7 @@ def generator_state(one: Any) -> Any:
 
 
 def set_generator_state(one: Any, state: Any) -> None:
-    """Puts back what generator_state() gave."""
+    """Restores a state that generator_state() returned."""
     import torch
 
     if isinstance(one, torch.Generator):
@@ -164,7 +164,7 @@ def set_generator_state(one: Any, state: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's arrays as {"array": numbers, "dtype": its name}, for they cannot be read back safely."""
+    """Replaces NumPy's arrays by {"array": numbers, "dtype": name}, as a checkpoint cannot load arrays safely."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -183,7 +183,7 @@ def _arrays(value: Any) -> Any:
 
 
 def _kept(one: Any) -> Callable[[], object]:
-    """Puts the state back that the generator has now."""
+    """Returns a function that restores the generator's present state."""
     import torch
 
     if isinstance(one, torch.Generator):

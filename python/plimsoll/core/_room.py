@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and names that a commit makes: where the disk is full they wait for room, in a run (os/room.h).
+"""Files and names that a commit makes. In a run, they wait for room while the disk is full (os/room.h).
 
 Threads: any; a RoomFile has one owner.   Memory: none.
 """
@@ -13,20 +13,20 @@ from typing import Any, TypeVar
 
 from .. import _core
 
-_NAME = 4096  # Bytes that a new name may take.
+_NAME = 4096  # Bytes that a new name may take on the disk.
 
 Made = TypeVar("Made")
 
 
 def is_full(error: OSError) -> bool:
-    """Whether it says that there is no room."""
+    """Whether the error says that the disk is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def with_room(path: str | os.PathLike[str], work: Callable[[], Made], size: int = _NAME) -> Made:
-    """work(), which makes `path`, or `size` bytes of it; again where there was no room and there is now.
+    """Returns work(), which makes `path` or writes `size` bytes of it. While the disk is full, waits and calls it again.
 
-    Errors: what `work` raises; OSError for want of room outside a run, and in one that is asked to stop.
+    Errors: those of `work`; OSError for a full disk outside a run, or in a run that is asked to stop.
     """
     need = None
     try:
@@ -43,7 +43,7 @@ def with_room(path: str | os.PathLike[str], work: Callable[[], Made], size: int 
 
 
 class RoomFile(io.FileIO):
-    """A new file, whose writes wait for room."""
+    """A new file whose writes wait while the disk is full."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         with_room(path, lambda: super(RoomFile, self).__init__(path, "x"))

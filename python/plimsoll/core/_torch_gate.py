@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one way from the Python code to torch and to plimsoll._torch.
+"""The one place that loads torch and plimsoll._torch.
 
-`import plimsoll` never imports torch. Once the user's program has imported it, a new Governor
-loads plimsoll._torch, if it was built, and attaches the tensor arena. A Governor that was made before does so
-when torch comes.
+`import plimsoll` never imports torch. Once the program has imported it, a new Governor loads plimsoll._torch, if that
+was built, and attaches the tensor arena. A Governor made earlier does so as soon as torch is imported.
 
-plimsoll._torch is loaded beside the minor version of torch that it was built for, and no other: what
-torch's C++ headers promise changes with it, and what loads by chance would read torch's objects wrong.
+plimsoll._torch loads only beside the minor version of torch that it was built for. Torch's C++ layout changes with
+the version, and a library that loads by chance would misread torch's objects.
 
 Threads: load() may be called from any thread; Python's import lock orders them.
 """
@@ -26,13 +25,13 @@ from ._not_built import NotBuilt
 
 
 def torch_if_imported() -> Any | None:
-    """The torch module, if the program has finished importing it."""
+    """Returns the torch module, or None if the program has not finished importing it."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and hasattr(torch, "Tensor") else None
 
 
 def load() -> ModuleType:
-    """Imports torch, then plimsoll._torch, and returns it.
+    """Imports torch, then plimsoll._torch, and returns plimsoll._torch.
 
     Errors: ImportError saying how to build plimsoll._torch, that torch is missing, or that it is
             not the torch that plimsoll._torch was built for, and what to install instead.
@@ -55,7 +54,7 @@ def load() -> ModuleType:
 
 
 def _minor(version: str) -> str:
-    """"2.13" of "2.13.0+cpu"."""
+    """Returns the minor version: "2.13" for "2.13.0+cpu"."""
     found = re.match(r"\d+\.\d+", version)
     return found.group() if found else version
 
@@ -71,7 +70,7 @@ def _misfit(installed: str) -> str:
 
 
 def load_if_torch_imported() -> ModuleType | None:
-    """load(), but None when the program has not imported torch or there is no plimsoll._torch."""
+    """Returns load(), or None if the program has not imported torch or plimsoll._torch was not built."""
     if torch_if_imported() is None:
         return None
     try:
@@ -81,22 +80,22 @@ def load_if_torch_imported() -> ModuleType | None:
 
 
 def loaded() -> ModuleType | None:
-    """plimsoll._torch, if it has been loaded."""
+    """Returns plimsoll._torch if it has been loaded, else None."""
     module = sys.modules.get("plimsoll._torch")
     return module if hasattr(module, "attach") else None
 
 
 def when_torch_comes(call: Callable[[], None]) -> None:
-    """Has `call` called once torch has been imported, at the end of the statement that imports it.
+    """Calls `call` once torch has been imported, at the end of the statement that imports it.
 
-    Does nothing when that is waited for already, or when torch is imported.
+    Does nothing if torch is imported already, or a call is waiting for it.
     """
     if "torch" not in sys.modules and not any(isinstance(one, _Finder) for one in sys.meta_path):
         sys.meta_path.insert(0, _Finder(call))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds torch as the finders after it do, with a loader that says when it is done."""
+    """The finder that gives torch a loader which reports when the import is done."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
@@ -113,7 +112,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Torch's own loader; it stands in the module again once that is executed."""
+    """A wrapper of torch's own loader, which is restored in the module after the import."""
 
     def __init__(self, own: Any, call: Callable[[], None]) -> None:
         self._own, self._call = own, call

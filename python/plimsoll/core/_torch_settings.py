@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of torch that a run changes, and puts back.
+"""Settings of torch that a run changes and restores.
 
 Threads: one run at a time per process.   Memory: none.
 """
@@ -10,13 +10,13 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-# As the program sets it before it starts; see docs/HACKING.md.
+# The value that the program `plimsoll` sets before it starts; see docs/HACKING.md.
 MKL_CBWR = "AVX2,STRICT"
 
 
 @contextlib.contextmanager
 def torch_settings() -> Iterator[None]:
-    """A run fixes torch's threads and determinism; afterwards they are the program's own again."""
+    """Restores torch's number of threads and determinism after the block; a run changes them inside."""
     import torch
 
     os.environ.setdefault("MKL_CBWR", MKL_CBWR)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SampleOrder, Split and Loader: batches in a seeded shuffled order.
 
-Threads: a Loader's calls queue up; its own threads fill the ring and never enter Python. With a device its calls are for the thread
-         that computes, and one more copies.
+Threads: a Loader's calls run one at a time; its own threads fill the ring and never enter Python. With a device, its calls are for
+         the thread that computes, and one more thread copies.
 """
 from __future__ import annotations
 
@@ -119,41 +119,40 @@ class LoaderState(NamedTuple):
     seed: int
     epoch: int = 0
     position: int = 0
-    """Samples of this epoch already handed out."""
+    """The number of samples of this epoch already returned."""
 
 
 class Batch(Columns):
     """One batch: a dict of NumPy arrays [rows, …] with `.ids`, `.groups` and `.tensor(name)`.
 
-    The arrays are copies: a batch may be kept without holding up the loader. Where the loader has a device, the dict is of tensors
-    there.
+    The arrays are copies: keeping a batch does not hold up the loader. If the loader has a device, the dict has tensors there.
     """
 
     groups: np.ndarray
-    """int64 [rows]: index of each record's group."""
+    """The index of each record's group, int64 [rows]."""
     epoch: int
     position: int
-    """Position of the batch's first sample in its epoch."""
+    """The position of the batch's first sample in its epoch."""
     ends_epoch: bool
     state_after: LoaderState
-    """The loader's state after this batch: resume from it with the next one."""
+    """The loader's state after this batch; seek(state_after) resumes with the next one."""
 
 
 class _OnDevice:
-    """A column that has come to a device: a Buffer of no other memory."""
+    """A column on a device; it takes the place of a Buffer."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.array = self.tensor = tensor
 
 
 class _Coming:
-    """A batch that the core has handed out, and no caller has yet."""
+    """A batch that the core has read, and next() has not returned yet."""
 
     def __init__(self, head: dict[str, Any]) -> None:
         self.head = head
         self.ids, self.groups = (np.empty(head["rows"], np.int64) for _ in range(2))
         self.sent: Sent | None = None
-        self.buffers: dict[str, Buffer] | None = None  # In host memory, where it was not sent.
+        self.buffers: dict[str, Buffer] | None = None  # In host memory, if the batch was not sent.
         self.error: Exception | None = None
 
 
@@ -164,18 +163,18 @@ def _likes(store: FeatureStore, names: Sequence[str], rows: int) -> list[Like]:
 
 
 def _slots_on(device: Any, store: FeatureStore, names: Sequence[str], batch_rows: int) -> HostSlots | None:
-    """Slots for the largest batch; None for the CPU. Errors: ValueError; BudgetExceeded."""
+    """Returns slots for the largest batch; None for the CPU. Errors: ValueError; BudgetExceeded."""
     where = numbered(device, "device")
     if where is None:
         return None
     slots = HostSlots(store._governor, where)
-    with contextlib.suppress(NotPinned):  # Then each batch is copied when it is needed.
+    with contextlib.suppress(NotPinned):  # Without slots, each batch is copied when it is needed.
         slots.admit(bytes_of(_likes(store, names, batch_rows)))
     return slots
 
 
 class Loader:
-    """Reads batches of features in a seeded shuffled order, ahead of use, into a ring bounded in bytes.
+    """Reads batches of features in a seeded shuffled order, ahead of use, into a ring of bounded bytes.
 
         loader = plimsoll.Loader.open(governor, "items", batch_rows=512, seed=7)
         for epoch in range(3):
@@ -188,9 +187,9 @@ class Loader:
 
     def __init__(self, store: FeatureStore, loader: _core.Loader, columns: list[str],
                  state: LoaderState, owns_store: bool, slots: HostSlots | None = None) -> None:
-        """Called by open()."""
+        """Takes what open() made; call open() instead."""
         self._slots = slots
-        self._coming: _Coming | None = None  # With a device: the next batch, on its way there.
+        self._coming: _Coming | None = None  # With a device: the next batch, which is being copied there.
         self._store = store
         self._core = loader
         self._columns = columns
@@ -210,13 +209,13 @@ class Loader:
 
         queue_bytes: size of the ring, in bytes or as "256MiB"; 0 is four batches. At least two must fit.
         drop_last: leaves out an epoch's last, partial batch.
-        split:     the loader reads only its training records.
-        state:     where to start; see the property of that name.
+        split:     reads only its training records.
+        state:     the position at which to start; see the property of that name.
         cache_bytes: size of the store's slab, when `data` is a directory.
-        sweep_batches: number of coming batches that one pass over the store's file reads: more mean fewer
+        sweep_batches: number of coming batches that one pass over the store's file reads. More mean fewer
                    reads, and the same batches. The store's slab must hold two such windows.
-        device:    of torch's, such as "cuda": a batch's columns are tensors there. The next batch goes there from page-locked memory,
-                   two batches that are leased as "pinned", while the device computes. None: NumPy arrays in host memory.
+        device:    a device of torch, such as "cuda", on which a batch's columns are tensors. The next batch is copied there during the
+                   computation, from pinned memory for two batches, leased as "pinned". None: NumPy arrays in host memory.
 
         Errors: ValueError; NotFoundError (data, column); BudgetExceeded naming the bytes needed; ImportError without torch.
         """
@@ -239,7 +238,7 @@ class Loader:
 
     @property
     def state(self) -> LoaderState:
-        """The loader's position: after the batch handed out last."""
+        """The loader's position, after the last batch returned."""
         return self._state
 
     def state_dict(self) -> dict[str, int]:
@@ -247,22 +246,22 @@ class Loader:
         return self._state._asdict()
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes to a state that state_dict() returned. Errors: as seek()."""
+        """Moves to a state that state_dict() returned. Errors: those of seek()."""
         self.seek(LoaderState(**state))
 
     def seek(self, state: LoaderState | tuple[int, int, int]) -> None:
-        """Goes to a state. Errors: ValueError for a position outside the epoch."""
+        """Moves to a state. Errors: ValueError for a position outside the epoch."""
         state = LoaderState(*state)
         if self._coming is not None and state == self._state:
-            return  # It is the next batch.
+            return  # The pending batch is the next one.
         self._drop()
         self._core.seek(*state)
         self._state = state
 
     def next(self) -> Batch:
-        """Returns the next batch; epochs follow one another without end.
+        """Returns the next batch. Epochs follow one another without end.
 
-        Errors: those of FeatureStore.read(); with a device BudgetExceeded, or torch.OutOfMemoryError, where it has no room.
+        Errors: those of FeatureStore.read(); with a device, BudgetExceeded or torch.OutOfMemoryError where it has no room.
         """
         if self._slots is None:
             coming = _Coming(self._core.next())
@@ -273,7 +272,7 @@ class Loader:
         return self._batch(coming, buffers)
 
     def _read(self, coming: _Coming) -> dict[str, Buffer]:
-        """Returns its columns in host memory. Errors: BudgetExceeded."""
+        """Returns the batch's columns in host memory. Errors: BudgetExceeded."""
         if coming.buffers is None:
             buffers = self._store._buffers(self._columns, coming.head["rows"])
             self._core.copy(coming.ids, coming.groups, [as_bytes(buffer.array) for buffer in buffers.values()])
@@ -281,7 +280,7 @@ class Loader:
         return coming.buffers
 
     def _begin(self) -> _Coming:
-        """The batch after the last one, on its way to the device where it and the host have room. Its error is kept for its turn."""
+        """Takes the next batch, and begins to copy it to the device if both sides have room. An error is kept until next() asks for the batch."""
         import torch
 
         assert self._slots is not None
@@ -313,7 +312,7 @@ class Loader:
         return {name: cast(Buffer, _OnDevice(tensor)) for name, tensor in zip(self._columns, tensors, strict=True)}
 
     def _drop(self) -> None:
-        """Lets go of the batch that is on its way."""
+        """Discards the batch that is being copied."""
         coming, self._coming = self._coming, None
         if coming is not None and coming.sent is not None:
             coming.sent.drop()

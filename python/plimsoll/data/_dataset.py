@@ -99,7 +99,7 @@ def import_dataset(dataset: Any, out: str | os.PathLike[str], *,
 
 
 class _Chunk:
-    """Items under way to the writer: one array per column, filled item by item."""
+    """Items that wait for the writer: one array per column, filled item by item."""
 
     def __init__(self, specs: dict[str, tuple[str, tuple[int, ...], np.dtype]],
                  grouped: bool) -> None:
@@ -155,7 +155,7 @@ def _items(dataset: Any) -> Iterator[Any]:
             raise ValueError(f"dataset: columns of different lengths: {lengths}")
         return ({name: column[i] for name, column in dataset.items()}
                 for i in range(next(iter(lengths.values()), 0)))
-    # By index first: a torch Dataset has no end that iter() would find. An IterableDataset inherits what only raises.
+    # By index if possible: iter() would find no end of a torch Dataset. An IterableDataset inherits a [i] that only raises.
     torch = _torch_gate.torch_if_imported()
     iterable = torch is not None and isinstance(dataset, torch.utils.data.IterableDataset)
     if not iterable and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):

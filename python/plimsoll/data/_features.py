@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FeatureStore and FeatureWriter: read-only named columns per id, on disk, read through a slab of fixed size.
 
-Threads: reads of one FeatureStore run side by side; a FeatureWriter's calls queue up.
+Threads: reads of one FeatureStore run in parallel; a FeatureWriter's calls run one at a time.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FeatureStore:
     """
 
     def __init__(self, governor: Governor, store: _core.FeatureStore, directory: str) -> None:
-        """Called by open()."""
+        """Takes what open() made; call open() instead."""
         self._governor = governor
         self._core = store
         self.directory = directory
@@ -43,7 +43,7 @@ class FeatureStore:
     def open(cls, governor: Governor, directory: str | os.PathLike[str], *,
              cache_bytes: int | str = 0, io_threads: int = 4,
              join_gap_bytes: int | str = 0, parts: int = 0) -> FeatureStore:
-        """Opens the store in `directory`. Records added later (FeatureWriter.extend) are seen when it is opened again.
+        """Opens the store in `directory`. Records added later (FeatureWriter.extend) are visible after it is opened again.
 
         join_gap_bytes: records of one batch that are at most this far apart on disk are read in one go, with the bytes
                   between them: fewer reads, more bytes. It helps on disks that are slow to start a read.
@@ -65,12 +65,12 @@ class FeatureStore:
 
     @property
     def parts(self) -> int:
-        """Number of parts read: 1, and one for each time the store had been extended when it was opened."""
+        """The number of parts read: 1, plus one for each extension of the store before it was opened."""
         return self._core.parts
 
     @property
     def columns(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Column name → (dtype, shape). The shape is that of one record, or of one element where the column is ragged."""
+        """Column name → (dtype, shape). The shape is that of one record, or of one element if the column is ragged."""
         return dict(self._columns)
 
     @property
@@ -138,7 +138,7 @@ class FeatureStore:
         return json.loads(self._core.describe(self.directory))
 
     def plan(self) -> FeaturePlan:
-        """Returns how the slab is divided, in bytes; the shares add up to total_bytes."""
+        """Returns the division of the slab in bytes; the shares add up to total_bytes."""
         return self._core.plan()
 
     def stats(self) -> dict[str, int | float]:
@@ -162,7 +162,7 @@ class FeatureStore:
     def _buffers(self, names: list[str], rows: int, elements: Mapping[str, int] = {}) -> dict[str, Buffer]:
         buffers = {}
         for name in names:
-            self._core.column(name)  # NotFoundError names the columns there are.
+            self._core.column(name)  # Raises NotFoundError, which names the store's columns.
             dtype, shape = self._columns[name]
             buffers[name] = Buffer(self._governor, (elements.get(name, rows), *shape), dtype)
         return buffers
@@ -187,7 +187,7 @@ class FeatureStore:
 
 
 class FeatureWriter:
-    """Writes a FeatureStore record by record, or adds to one. The records appear at finish(), complete and synced.
+    """A writer of a new FeatureStore, or of more records for one. They appear at finish(), complete and synced.
 
         with plimsoll.FeatureWriter(governor, "items", {"image": ("float32", (512,))}) as writer:
             for ids, images in chunks:
@@ -317,7 +317,7 @@ class FeatureWriter:
 
 
 def _jagged(value: Any, name: str, dtype: str, shape: tuple[int, ...], records: int) -> tuple[np.ndarray, np.ndarray]:
-    """Elements of all records, and how many each has. Errors: ValueError naming the column."""
+    """Returns (the elements of all records, the number that each has). Errors: ValueError naming the column."""
     if isinstance(value, tuple) and len(value) == 2:
         elements = contiguous(value[0], name, dtype, (None, *shape))
         offsets = contiguous(value[1], f"{name}: offsets", "int64", (records + 1,))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """import_can(), GraphSet and GraphBatches: sets of many small graphs, and batches of them.
 
-Threads: a GraphSet may be read from any number of threads; a GraphBatches' calls queue up.
+Threads: any number of threads may read a GraphSet; a GraphBatches' calls run one at a time.
 """
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def import_can(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
                 "auto": the first line of each file decides.
     vocabulary: a graph set whose ids are used; by default the ids of the training files. All other
                 ids share one index, the last.
-    normal_ids: takes only the ids of frames that are no attack from the training files. An attack with
-                thousands of made-up ids then adds no rows to a model's table.
+    normal_ids: takes only the ids of normal frames from the training files. An attack with thousands of
+                made-up ids then adds no rows to a model's table.
     exclude:    files with any of these words in their name are left out; () takes all.
-    skip_bad:   leaves out and counts rows that cannot be read, instead of refusing the file.
-    rebuild:    makes the set even when neither inputs nor options have changed since `out` was made.
+    skip_bad:   skips and counts rows that cannot be read, instead of refusing the file.
+    rebuild:    makes the set even if neither inputs nor options have changed since `out` was made.
     threads, chunk: change only the speed.
     governor:   the governor whose limit applies; by default a new one for the time of the call.
 
@@ -138,10 +138,10 @@ class GraphBatch:
 
 
 class GraphSet:
-    """Many small graphs in one file (docs/formats/graph_set.md), each read when it is used."""
+    """Many small graphs in one file (docs/formats/graph_set.md). Each is read when it is used."""
 
     def __init__(self, governor: Governor, core: _core.GraphSet, path: str) -> None:
-        """Called by open()."""
+        """Takes what open() made; call open() instead."""
         self._governor = governor
         self._core = core
         self.path = path
@@ -262,7 +262,7 @@ class GraphBatches:
     """Batches of a GraphSet in a seeded order; made by GraphSet.batches()."""
 
     def __init__(self, governor: Governor, core: _core.GraphBatches) -> None:
-        """Called by GraphSet.batches()."""
+        """Takes what GraphSet.batches() made; call that instead."""
         self._governor = governor
         self._core = core
         governor._adopt(self)
@@ -270,7 +270,7 @@ class GraphBatches:
     __reduce_ex__ = not_pickled
 
     def next(self) -> GraphBatch:
-        """Returns the next batch; epochs follow one another without end. Errors: as GraphSet.read()."""
+        """Returns the next batch. Epochs follow one another without end. Errors: those of GraphSet.read()."""
         batch = GraphBatch(self._governor, *self._core.peek())
         batch.epoch, batch.position, batch.ends_epoch = self._core.next(*batch._flat(),
                                                                         batch.graphs)
@@ -286,15 +286,15 @@ class GraphBatches:
 
     @property
     def state(self) -> tuple[int, int]:
-        """The position for seek(): (epoch, number of its graphs already handed out)."""
+        """The position for seek(): (epoch, number of its graphs already returned)."""
         return self._core.state
 
     def seek(self, epoch: int, position: int = 0) -> None:
-        """Goes to a position in an epoch. Errors: ValueError for a position outside it."""
+        """Moves to a position in an epoch. Errors: ValueError for a position outside it."""
         self._core.seek(epoch, position)
 
     def steps(self, epoch: int = 0) -> int:
-        """Returns the number of batches in an epoch. It varies a little between epochs where batches are packed."""
+        """Returns the number of batches in an epoch. If batches are packed, it varies slightly between epochs."""
         return self._core.steps(epoch)
 
     @property

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""image_processor(): makes a transformers image processor faster, with the same bits.
+"""image_processor(): makes a transformers image processor faster, with the same output bits.
 
 Plimsoll resizes and scales the pixels. The rest is the processor's own code: smart_resize, splitting, patches.
 
-Threads: as for the original processor.   Memory: as for the original, without its copies in float64.
+Threads: those of the original processor.   Memory: that of the original, without its copies in float64.
 """
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _differ(processor: Any, made: Any) -> bool:
         pixels = numbers.integers(0, 256, (height, width, 3), np.uint8)
         try:
             wanted = processor(Image.fromarray(pixels), return_tensors="np")
-        except ValueError:  # Qwen2-VL's of one that is too narrow.
+        except ValueError:  # Qwen2-VL refuses narrow images.
             continue
         got = made(pixels, return_tensors="np")
         if wanted.keys() != got.keys() or not all(np.array_equal(wanted[key], got[key]) for key in wanted):

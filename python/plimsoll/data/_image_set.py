@@ -62,8 +62,8 @@ def resize_image(pixels: np.ndarray, width: int, height: int, *, filter: str = "
 class ImageRow:
     """A row of an ImageSet."""
 
-    messages: list[dict[str, Any]]  # As chat templates of transformers take them: parts of type "text" and "image".
-    sizes: list[tuple[int, int]]  # Of the images, in the order of these parts: width and height, upright.
+    messages: list[dict[str, Any]]  # In the form of transformers' chat templates: parts of type "text" and "image".
+    sizes: list[tuple[int, int]]  # (width, height) of the upright images, in the order of the "image" parts.
 
 
 class ImageSet(RowSet[ImageRow]):
@@ -132,7 +132,7 @@ class ImageBatchRow:
     __slots__ = ("row", "messages", "images")
 
     def __init__(self, row: int, messages: list[dict[str, Any]], images: list[np.ndarray]) -> None:
-        """Called by ImageBatches.next()."""
+        """Takes what ImageBatches.next() read."""
         self.row = row
         self.messages = messages
         self.images = images
@@ -144,7 +144,7 @@ class ImageBatch:
     __slots__ = ("rows", "place", "ends_epoch")
 
     def __init__(self, rows: list[ImageBatchRow], place: Place, ends_epoch: bool) -> None:
-        """Called by ImageBatches.next()."""
+        """Takes what ImageBatches.next() read."""
         self.rows = rows
         self.place = place
         self.ends_epoch = ends_epoch
@@ -165,7 +165,7 @@ class ImageBatches:
     """
 
     def __init__(self, core: _core.ImageBatches) -> None:
-        """Called by ImageSet.batches()."""
+        """Takes what ImageSet.batches() made; call that instead."""
         self._core = core
 
     __reduce_ex__ = not_pickled
@@ -182,7 +182,7 @@ class ImageBatches:
             batch = self.next()
             ends_epoch = batch.ends_epoch
             yield batch
-            del batch  # Not held while the next is waited for.
+            del batch  # Frees it while the next one is decoded.
             if ends_epoch:
                 return
 
@@ -192,7 +192,7 @@ class ImageBatches:
         return self._core.place
 
     def seek(self, place: Place) -> None:
-        """Goes to an earlier `place` of batches with the same options. Errors: ValueError."""
+        """Moves to an earlier `place` of batches with the same options. Errors: ValueError."""
         self._core.seek(cast(Place, tuple(place)))
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """RowSet: the common base of TokenSet and ImageSet, a sequence of rows in one file.
 
-Threads: any number of threads may read.   Memory: a descriptor.
+Threads: any number of threads may read.   Memory: a file descriptor.
 """
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class RowSet(Generic[_Row]):
     """A sequence of rows in an open file. A subclass opens the file and defines a row."""
 
     def __init__(self, path: str, core: Any) -> None:
-        """core: the set of the bindings, already open."""
+        """Takes the open set. core: that of the bindings."""
         self.path = path
         self._core = core
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path,)  # A worker opens it itself.
+        return type(self), (self.path,)  # A worker opens the file itself.
 
     @property
     def about(self) -> dict[str, Any]:
-        """The import's record: its inputs, its options, and whatever was odd about them."""
+        """The record of the import: inputs, options, and irregularities that it found."""
         return json.loads(self._core.about)
 
     def row(self, row: int) -> _Row:
@@ -47,7 +47,7 @@ class RowSet(Generic[_Row]):
         self._core.verify()
 
     def close(self) -> None:
-        """Closes the file. Open batches keep it until they are closed, too."""
+        """Closes the file. Open batches keep it open until they are closed."""
         self._core.close()
 
     def _number(self, row: int) -> int:

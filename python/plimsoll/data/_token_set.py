@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TokenSet and TokenBatches: rows of token ids from one file, and sequences of fixed length from them.
 
-Threads: a TokenSet may be read from any number of threads; a TokenBatches' calls queue up.
+Threads: any number of threads may read a TokenSet; a TokenBatches' calls run one at a time.
 """
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class TokenBatches:
     """Batches of a TokenSet in a seeded order; made by TokenSet.batches()."""
 
     def __init__(self, core: _core.TokenBatches, shape: tuple[int, int]) -> None:
-        """Called by TokenSet.batches()."""
+        """Takes what TokenSet.batches() made; call that instead."""
         self._core = core
         self._shape = shape
 
@@ -139,11 +139,11 @@ class TokenBatches:
 
     @property
     def place(self) -> Place:
-        """The position for seek(): (epoch, rows before the window, sequences of the window already handed out)."""
+        """The position for seek(): (epoch, rows before the window, sequences of the window already returned)."""
         return self._core.place
 
     def seek(self, place: Place) -> None:
-        """Goes to an earlier `place` of batches with the same options. Errors: ValueError."""
+        """Moves to an earlier `place` of batches with the same options. Errors: ValueError."""
         self._core.seek(cast(Place, tuple(place)))
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors made before the governor, moved into its arena.
+"""adopt(): moves tensors made before the governor into its arena.
 
-Threads: the caller's; nobody else may use the tensors meanwhile.
-Memory:  beside the tensors, once more the largest of their storages, or GROUP_BYTES.
+Threads: the caller's; no other thread may use the tensors meanwhile.
+Memory:  during a move, extra memory of the largest storage or GROUP_BYTES, whichever is more.
 """
 from __future__ import annotations
 
@@ -13,27 +13,24 @@ from .. import _core
 from ..core import _torch_gate
 from ._memory import Governor
 
-GROUP_BYTES = 16 << 20  # Moved before the ledger is told what went back to the system.
+GROUP_BYTES = 16 << 20  # Moved between two measurements of what went back to the system.
 
 
 def adopt(*parts: Any, governor: Governor | None = None) -> int:
     """Moves tensors that were made before the governor into its arena, and returns their bytes.
 
-    A governor made after the model counts it in its baseline, as it counts all that the process held
-    by then. Adopted, the same bytes are leased like any tensor's: the ledger names them, and what
-    went back to the system (measured, not assumed) leaves the baseline.
+    A governor counts memory that the process held before it as baseline. Adopted tensors are leased like new ones: the
+    ledger names them, and the baseline falls by the memory that went back to the system, as measured.
 
     parts: modules (parameters, buffers, gradients), optimizers (their states too), tensors, and dicts
            and sequences of these.
-    Tensors stay the same objects with the same values, and those that shared their bytes still do.
-    Left as they are: tensors on other devices, pinned ones, those shared with other processes, sparse
-    and quantized ones, and whatever the arena holds already; so a second call moves nothing. Tensors
-    over a mapped file (torch.load(mmap=True)) are read into memory.
-    Views of them elsewhere (x = layer.weight[0] made earlier) keep the old bytes alive.
+    Tensors stay the same objects with the same values, and tensors that shared a storage still do.
+    Not moved: tensors on other devices, pinned, shared with other processes, sparse or quantized, and those in the
+    arena already; so a second call moves nothing. Tensors over a mapped file (torch.load(mmap=True)) are read into
+    memory. Older views of a tensor (x = layer.weight[0]) keep its old bytes alive.
 
     Errors: ValueError without a governor that leases tensors, or for a part of another kind;
-            BudgetExceeded when there is no room. What was moved by then stays moved, all else is as
-            it was.
+            BudgetExceeded when there is no room. Tensors moved before the error stay moved.
     """
     governor = governor or Governor.current()
     if governor is None or not governor.arena_attached:
@@ -41,7 +38,7 @@ def adopt(*parts: Any, governor: Governor | None = None) -> int:
     import torch
 
     extension = _torch_gate.load()
-    waiting: dict[int, list[Any]] = {}  # By address of the storage, as they were met.
+    waiting: dict[int, list[Any]] = {}  # By address of the storage, in order of discovery.
     for part in parts:
         for tensor in _tensors_of(part):
             if _may_move(tensor):
@@ -100,26 +97,26 @@ def _may_move(tensor: Any) -> bool:
 
 
 def _move(tensors: list[Any]) -> tuple[int, Any]:
-    """Bytes of the storage of `tensors`, all of which now have a new one; and the old."""
+    """Moves `tensors`, which share one storage, to a new one. Returns its bytes and the old storage."""
     import torch
 
     old = tensors[0].untyped_storage()
-    new = torch.empty(old.nbytes(), dtype=torch.uint8).untyped_storage()  # UntypedStorage() passes by.
+    new = torch.empty(old.nbytes(), dtype=torch.uint8).untyped_storage()  # UntypedStorage() bypasses the arena.
     new.copy_(old)
     with torch.no_grad():
         for tensor in tensors:
             moved = torch.empty(0, dtype=tensor.dtype).set_(
                 new, tensor.storage_offset(), tensor.size(), tensor.stride())
-            moved = moved.conj() if tensor.is_conj() else moved  # Bits of the tensor, not of its bytes.
+            moved = moved.conj() if tensor.is_conj() else moved  # Flags of the tensor: set_() drops them.
             tensor.data = torch._neg_view(moved) if tensor.is_neg() else moved
     return old.nbytes(), old
 
 
 def _let_go(governor: Governor, group: list[Any], size: int) -> None:
-    """Frees old storages; the ledger's baseline falls by what the process has lost with them."""
+    """Frees old storages, and lowers the ledger's baseline by the memory that the process gave back."""
     if not group:
         return
-    governor.clean_up()  # So that what goes next is theirs.
+    governor.clean_up()  # Memory freed next is that of the old storages.
     before = _core.resident()
     group.clear()
     governor.clean_up()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that results are written to: fresh memory that is leased, never a view of a store's pages.
+"""Arrays for results: fresh leased memory, never a view of a store's pages.
 
-It comes from torch's arena when the governor has one attached (so tensors and arrays share it), else from a lease of
-its own.
+The memory comes from torch's arena if the governor has one attached, so that tensors and arrays share it. Otherwise
+each array has its own lease.
 """
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Buffer:
 
     @property
     def array(self) -> np.ndarray:
-        """The NumPy array; of a bfloat16 buffer its bits, uint16."""
+        """The NumPy array; a bfloat16 buffer has its bits as uint16."""
         if self._array is None:
             import torch
 
@@ -59,7 +59,7 @@ class Buffer:
 
     @property
     def address(self) -> int:
-        """Where the bytes are, for as long as this or one of the two is."""
+        """The address of the bytes, valid while the buffer, its array or its tensor lives."""
         return self.array.ctypes.data if self._tensor is None else self._tensor.data_ptr()
 
     @property
@@ -74,18 +74,18 @@ class Buffer:
 
 
 class Columns(dict[str, np.ndarray]):
-    """Named arrays of one batch, each [rows, …]: a dict of NumPy arrays, and their tensors.
+    """The columns of one batch: a dict of NumPy arrays [rows, …] by name, also available as tensors.
 
-    Shape: every array has len(ids) rows, in the order of `ids`; of a ragged column the elements of all rows, one row
-           after another, row i being [offsets[name][i]:offsets[name][i + 1]]. The arrays are copies: yours to
-           keep and to change. A bfloat16 column is uint16 bits in NumPy and bfloat16 as a tensor.
+    Shape: every array has len(ids) rows, in the order of `ids`. A ragged column has the elements of all rows, row after
+           row: row i is [offsets[name][i]:offsets[name][i + 1]]. The arrays are copies, yours to keep and to change. A
+           bfloat16 column is uint16 bits in NumPy and bfloat16 as a tensor.
     """
 
     ids: np.ndarray
-    """int64 [rows]."""
+    """The ids of the rows, int64 [rows]."""
 
     offsets: dict[str, np.ndarray]
-    """Offsets of ragged columns, by name: int64 [rows + 1], as torch.nested.nested_tensor_from_jagged takes them."""
+    """Offsets of ragged columns by name, int64 [rows + 1], as torch.nested.nested_tensor_from_jagged takes them."""
 
     def __init__(self, ids: np.ndarray, buffers: dict[str, Buffer],
                  offsets: dict[str, np.ndarray] | None = None) -> None:
@@ -95,14 +95,14 @@ class Columns(dict[str, np.ndarray]):
         self._buffers = buffers
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The column as a torch tensor over the same bytes; nothing is copied or converted.
+        """Returns the column as a torch tensor over the same bytes; nothing is copied or converted.
 
         Errors: KeyError for a column that was not read; ImportError without torch.
         """
         return self._buffers[name].tensor
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every column as a torch tensor over the same bytes."""
+        """Returns every column as a torch tensor over the same bytes, by name."""
         return {name: buffer.tensor for name, buffer in self._buffers.items()}
 
     def __repr__(self) -> str:

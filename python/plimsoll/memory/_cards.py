@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other processes that hold memory of a GPU: NVIDIA's driver tells them to the package nvidia-ml-py (its module is pynvml).
+"""Other processes that hold memory of a GPU, as NVIDIA's driver reports them through the package nvidia-ml-py (pynvml).
 
-Without the package nothing is imported, and no process is named.
+Without that package nothing is imported, and no process is named.
 
 Threads: any.   Memory: none.
 """
@@ -24,22 +24,22 @@ class Others(NamedTuple):
 
     bytes: int
     text: str
-    """"2 other processes hold 5.0 GiB: python (PID 4711) 4.0 GiB, Xorg (PID 12) 1.0 GiB"; "" where there are none."""
+    """"2 other processes hold 5.0 GiB: python (PID 4711) 4.0 GiB, Xorg (PID 12) 1.0 GiB"; "" for none."""
 
 
 class Card:
-    """A GPU, as NVIDIA's driver knows it."""
+    """A GPU as NVIDIA's driver knows it."""
 
     def __init__(self, module: Any, index: int) -> None:
-        """module, index: of torch's device."""
+        """Identifies the GPU by its UUID. module, index: those of torch's device."""
         self._uuid = str(getattr(getattr(module, "get_device_properties", lambda _: None)(index), "uuid", ""))
         self._asked_at = -_EVERY
         self._said: Others | None = None
 
     def others(self) -> Others | None:
-        """Returns the other processes, as of two seconds ago at most.
+        """Returns the other processes that hold memory; the answer is at most two seconds old.
 
-        None: nobody knows. The package or the driver is not there, or it knows this process by another number, as in some containers.
+        None: unknown. The package or the driver is missing, or the driver lists this process under another PID, as in some containers.
         """
         now = time.monotonic()
         if self._uuid and now - self._asked_at >= _EVERY:
@@ -50,7 +50,7 @@ class Card:
         try:
             import pynvml
         except ImportError:
-            self._uuid = ""  # It is not asked for again.
+            self._uuid = ""  # Do not try the import again.
             return None
         try:
             with _driver(pynvml):
@@ -86,6 +86,6 @@ def _driver(nvml: Any) -> Iterator[None]:
 def _name_of(nvml: Any, pid: int) -> str:
     try:
         name = nvml.nvmlSystemGetProcessName(pid)
-    except nvml.NVMLError:  # It has ended, or is somebody else's.
+    except nvml.NVMLError:  # The process has ended, or belongs to another user.
         return "a process"
     return os.path.basename(name.decode(errors="replace") if isinstance(name, bytes) else str(name)) or "a process"

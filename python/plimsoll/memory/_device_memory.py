@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeviceMemory: the limit of one device's memory, imposed by torch's own allocator of the device.
+"""DeviceMemory: a limit on the memory of one device, imposed by torch's allocator of that device.
 
-Threads: as the device's allocator.   Memory: the device's context, and what its first product leaves.
+Threads: as the device's allocator.   Memory: the device's context, and the workspace of its first matrix product.
 """
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from ._cards import Card
 _MIB = 1 << 20
 _NEEDED = ("empty_cache", "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved", "reset_peak_memory_stats",
            "memory_stats", "set_per_process_memory_fraction")
-_AROUND = "PLIMSOLL_DEVICE_MEMORY_LIMIT"  # Of `plimsoll run --device-memory-limit`.
-_OF_FREE = 0.95  # Where no limit is given.
-_LEFT_OVER = 1.0 / 16  # Of a step's peak: blocks lie otherwise in the allocator from time to time.
-_SMALL_SEGMENT, _LARGE_SEGMENT = 2 * _MIB, 20 * _MIB  # What torch's allocator reserves for blocks up to 1 MiB, and up to 10 MiB.
+_AROUND = "PLIMSOLL_DEVICE_MEMORY_LIMIT"  # Set by `plimsoll run --device-memory-limit`.
+_OF_FREE = 0.95  # Default limit, as a share of the free memory.
+_LEFT_OVER = 1.0 / 16  # Share of a step's peak added to it: the allocator's fragmentation varies.
+_SMALL_SEGMENT, _LARGE_SEGMENT = 2 * _MIB, 20 * _MIB  # Bytes that torch's allocator reserves at once, for blocks up to 1 and 10 MiB.
 
 
-_imposed: dict[Any, DeviceMemory] = {}  # By device: the last one made, which alone may lift the limit.
+_imposed: dict[Any, DeviceMemory] = {}  # The last one made for each device, which alone may lift the limit.
 
 
 class DeviceMemory:
-    """The limit of one device's memory, and how much of it is held.
+    """The limit on one device's memory, and the bytes held of it.
 
-    The limit covers the bytes that torch's allocator has reserved, and the context: kernels, and whatever libraries take beside
-    the allocator. The context is measured when this is made; other processes on the device then count as part of it.
+    The limit covers the bytes that torch's allocator has reserved, and the context: kernels, and memory that libraries take beside
+    the allocator. The context is measured at construction, and includes other processes on the device then.
 
-    Torch imposes the limit: at the limit it gives cached memory back first, then raises torch.OutOfMemoryError.
+    Torch imposes the limit: at the limit it first frees cached memory, then raises torch.OutOfMemoryError.
     """
 
     def __init__(self, name: str, limit: int | str, option: str = "devices") -> None:
-        """Measures the context, and imposes the limit.
+        """Measures the context and imposes the limit.
 
-        option: what errors begin with.
-        name:  a device of torch's, such as "cuda" or "cuda:1".
-        limit: bytes or text, "80%" being of the device's memory; "": 95 % of what is free.
-        Errors: ValueError for a device that is not there, or whose module of torch cannot impose a limit; BudgetExceeded when
-                the context and what tensors hold already pass the limit.
+        name:   a device of torch, such as "cuda" or "cuda:1".
+        limit:  bytes or text; "80%" is a share of the device's memory, "" is 95 % of what is free.
+        option: the option's name, with which errors begin.
+        Errors: ValueError for a device that is missing, or whose torch module cannot impose a limit; BudgetExceeded when
+                the context and live tensors already pass the limit.
         """
         import torch
 
@@ -64,10 +64,10 @@ class DeviceMemory:
         self._device = torch.device(device.type, self._index)
         self._kind, self._card = kind_of(self._device), Card(module, self._index)
         square = torch.ones(8, 8, device=self._device)
-        (square @ square).sum().item()  # The context is there, and the workspace of products.
+        (square @ square).sum().item()  # Makes the context, and the workspace of matrix products.
         del square
-        self._reset_peak()  # Nor does what torch has cached belong to anybody.
-        self._peak = 0  # Of reserved bytes, before the last begin_peak().
+        self._reset_peak()  # Cached memory is not counted.
+        self._peak = 0  # Most reserved bytes before the last begin_peak().
         free, total = module.mem_get_info(self._index)
         self.context_bytes = max(0, total - free - self.reserved_bytes)
         """Bytes of the context, and of other processes."""
@@ -80,7 +80,7 @@ class DeviceMemory:
         _imposed[self._device] = self
 
     def set_limit(self, limit: int | str) -> None:
-        """Imposes another limit, after torch's cache was emptied. Errors: as DeviceMemory(); the limit is as before."""
+        """Empties torch's cache and imposes another limit. Errors: as DeviceMemory(); the limit is then unchanged."""
         size = byte_size(limit, f"{self._option}: {self.name}", self.total_bytes)
         self.begin_peak()
         if size - self.context_bytes < max(self.reserved_bytes, 1):
@@ -92,17 +92,17 @@ class DeviceMemory:
 
     @property
     def room_bytes(self) -> int:
-        """The limit less the context: what torch's allocator may reserve."""
+        """The limit less the context: the bytes that torch's allocator may reserve."""
         return self.limit_bytes - self.context_bytes
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes that torch's allocator has reserved, its cache among them."""
+        """Bytes that torch's allocator has reserved, its cache included."""
         return int(self._module.memory_reserved(self._index))
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of tensors."""
+        """Bytes that live tensors take."""
         return int(self._module.memory_allocated(self._index))
 
     @property
@@ -111,11 +111,11 @@ class DeviceMemory:
         return self.room_bytes - self.reserved_bytes
 
     def is_of(self, device: Any) -> bool:
-        """Whether it is the memory of a torch.device that has a number."""
+        """Whether `device`, a torch.device with a number, is the one limited here."""
         return bool(device == self._device)
 
     def begin_peak(self) -> None:
-        """Begins a measurement: peak_bytes() says what was reserved at most since."""
+        """Empties torch's cache and begins to measure the peak that peak_bytes() returns."""
         self._peak = self._highest()
         self._reset_peak()
 
@@ -128,36 +128,37 @@ class DeviceMemory:
         return max(self._peak, int(self._module.max_memory_reserved(self._index)))
 
     def peak_bytes(self) -> int:
-        """Returns the most that was reserved since begin_peak(), and more for blocks that lie otherwise another time.
+        """Returns the most bytes reserved since begin_peak(), plus room for the allocator's fragmentation.
 
-        That is a sixteenth, and at least a segment: memory comes to torch's allocator in these.
+        The room is a sixteenth, and at least one segment, as the allocator reserves whole segments.
         """
         peak = int(self._module.max_memory_reserved(self._index))
         large = self._module.memory_stats(self._index).get("segment.large_pool.peak", 0) > 0
         return peak + max(int(peak * _LEFT_OVER), _LARGE_SEGMENT if large else _SMALL_SEGMENT)
 
     def held(self) -> dict[str, int]:
-        """Returns what is held, by name. peak_bytes: the most that context and reserved memory were together."""
+        """Returns the bytes held, by name. peak_bytes is the most that context and reserved memory were together."""
         return {"limit_bytes": self.limit_bytes, "context_bytes": self.context_bytes, "allocated_bytes": self.allocated_bytes,
                 "reserved_bytes": self.reserved_bytes, "peak_bytes": self.context_bytes + self._highest()}
 
     def status(self) -> DeviceStatus:
-        """Returns the line of status.json."""
+        """Returns the device's entry of status.json."""
         others = self._card.others()
         return DeviceStatus(self.name, self._kind, **self.held(), others_bytes=-1 if others is None else others.bytes,
                             others="" if others is None else others.text)
 
     def explain(self) -> str:
-        """Names the holders, in a sentence; other processes, too, where the package nvidia-ml-py is installed."""
+        """Names the holders in a sentence; other processes are named if the package nvidia-ml-py is installed."""
         reserved, allocated, others = self.reserved_bytes, self.allocated_bytes, self._card.others()
         return (f"{format_bytes(self.context_bytes + reserved)} of the {format_bytes(self.limit_bytes)} limit of {self.name} are held: tensors "
                 f"{format_bytes(allocated)}, torch's cache {format_bytes(reserved - allocated)}, context {format_bytes(self.context_bytes)}"
                 + (f"; {others.text}" if others is not None and others.text else ""))
 
     def refusal(self, text: str, needed_bytes: int | None = None) -> BudgetExceeded:
-        """Makes the exception for something that the device refused; the caller raises it.
+        """Makes the exception for a request that the device refused; the caller raises it.
 
-        needed_bytes: what has to be reserved for it, which names a limit that would do; None: the text names one to try.
+        needed_bytes: bytes that have to be reserved for the request, from which the message names a sufficient limit. None: unknown; the
+                      message names a limit to try.
         """
         limit = _whole_mib(self.limit_bytes + max(self.limit_bytes // 4, 64 * _MIB) if needed_bytes is None
                            else self.context_bytes + needed_bytes)
@@ -171,7 +172,7 @@ class DeviceMemory:
                               f"raise the limit of {self.name}, or make batches smaller", least)
 
     def close(self) -> None:
-        """Lifts the limit, if no other one was imposed since."""
+        """Lifts the limit, unless another one was imposed since."""
         if _imposed.get(self._device) is self:
             del _imposed[self._device]
             self._module.set_per_process_memory_fraction(1.0, self._index)
@@ -185,18 +186,18 @@ def _whole_mib(size: int) -> int:
 
 
 def limit_around() -> str:
-    """Returns the limit of `plimsoll run --device-memory-limit` around this process; "": there is none."""
+    """Returns the limit set by `plimsoll run --device-memory-limit` around this process; "": none."""
     return os.environ.get(_AROUND, "")
 
 
 class OfRun(dict[str, int | str]):
-    """Limits by device, as Run(device_memory_limit=…) has them: errors begin with that."""
+    """The limits of Run(device_memory_limit=…), by device; errors begin with that option's name."""
 
     option = "device_memory_limit"
 
 
 def of_accelerator(limit: int | str | Mapping[str, int | str] | None) -> OfRun:
-    """Returns limits by device. limit: theirs; or one, which is of torch's accelerator; None: that of `plimsoll run`, or none.
+    """Returns limits by device. limit: by device, or one for torch's accelerator; None: that of `plimsoll run`, or none.
 
     Errors: ValueError where torch has no accelerator.
     """
@@ -211,12 +212,12 @@ def of_accelerator(limit: int | str | Mapping[str, int | str] | None) -> OfRun:
     if accelerator is not None:
         return OfRun({accelerator.type: around if limit is None else limit})
     if limit is None:
-        return OfRun()  # There is nothing that the limit of `plimsoll run` could be of.
+        return OfRun()  # The limit of `plimsoll run` has no device to apply to.
     raise ValueError(f"device_memory_limit: {limit!r} is of no device: torch {torch.__version__} has no accelerator here")
 
 
 def limited(devices: Mapping[str, int | str]) -> dict[str, DeviceMemory]:
-    """Imposes the limits; lifts them again where one cannot be. Errors: those of DeviceMemory."""
+    """Imposes the limits; if one fails, lifts those already imposed. Errors: those of DeviceMemory()."""
     made: dict[str, DeviceMemory] = {}
     try:
         for name, limit in devices.items():

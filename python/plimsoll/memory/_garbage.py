@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""clean_up(): gives back what nobody uses, at a cost that training does not feel.
+"""clean_up(): frees unused memory, at a cost that training does not notice.
 
-A full collection looks at every object that Python has: 50 to 150 ns each, 30 ms and more with torch imported.
-So young generations are collected at every clean-up, and all of them only where that has freed something lately,
-or took less than a hundredth of the time since.
+A full collection looks at every Python object: 50 to 150 ns each, 30 ms or more with torch imported. So each clean-up
+collects young generations only. A full collection runs if the last one freed much, or if it takes less than a hundredth
+of the time since.
 
-Threads: any; clean-ups queue up.   Memory: a few numbers.
+Threads: any; clean-ups run one at a time.   Memory: a few numbers.
 """
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from typing import Any
 from .. import _core
 
 _YOUNG = 1  # The generation up to which every clean-up collects.
-_SHARE = 100  # A full collection may take one part in so many of the time since the last.
-_BLOCK_SECONDS = 1e-7  # That a first one takes for each block that Python has.
-_FREED_BYTES, _FREED_OBJECTS = 1 << 20, 10_000  # What is worth another full collection.
+_SHARE = 100  # A full collection may take one hundredth of the time since the last.
+_BLOCK_SECONDS = 1e-7  # Estimated cost of the first full collection per block that Python has allocated.
+_FREED_BYTES, _FREED_OBJECTS = 1 << 20, 10_000  # A collection that freed so much is repeated at the next clean-up.
 
 
 class _Collector:
-    """When a full collection is due."""
+    """The schedule of full collections."""
 
     def __init__(self) -> None:
         self._ended = time.monotonic()
-        self._seconds = 0.0  # Of the last one; 0: there was none.
-        self._again = False  # The last one has freed something.
+        self._seconds = 0.0  # Duration of the last full collection; 0: there was none.
+        self._again = False  # Whether the last one freed much.
 
     def due(self) -> bool:
         costs = self._seconds or sys.getallocatedblocks() * _BLOCK_SECONDS
         return self._again or time.monotonic() - self._ended >= _SHARE * costs
 
     def collect(self, give_back: Callable[[], int]) -> int:
-        """A full collection; returns how many objects. give_back: frees pages, and says what is resident then."""
+        """Collects all generations and returns the number of objects found. give_back: frees pages and returns the resident bytes."""
         before, began = _core.resident().total, time.monotonic()
         objects = gc.collect()
         self._ended = time.monotonic()
@@ -48,18 +48,18 @@ class _Collector:
 
 
 _collector = _Collector()
-_turn = threading.RLock()  # What is collected may clean up itself.
+_turn = threading.RLock()  # A finalizer of a collected object may call clean_up().
 
 
 def clean_up() -> dict[str, Any]:
-    """Gives back what nobody uses: objects in reference cycles, free pages of tensors and of the heap. Changes no
-    result. Needs neither a Governor nor a Run.
+    """Frees unused memory: objects in reference cycles, free pages of the tensor arena and of the heap. Changes no result.
+    Needs neither a Governor nor a Run.
 
         evaluate(model)
         plimsoll.clean_up()
 
-    Young objects are looked at every time. All objects are looked at where that has freed something lately, or
-    takes less than a hundredth of the time since it was last done.
+    Young objects are collected every time. All objects are collected if that freed much the last time, or takes less
+    than a hundredth of the time since.
 
     Returns arena_bytes, collected_objects, resident_before_bytes, resident_after_bytes, freed_bytes (measured, not
     assumed) and seconds.
@@ -68,7 +68,7 @@ def clean_up() -> dict[str, Any]:
 
     def give_back() -> int:
         nonlocal arena_bytes
-        tensors = sys.modules.get("plimsoll._torch")  # Loaded by who leases tensors.
+        tensors = sys.modules.get("plimsoll._torch")  # Loaded if tensors are leased.
         if tensors is None:
             _trim_heap()
             return _core.resident().total
@@ -88,6 +88,6 @@ def clean_up() -> dict[str, Any]:
 
 
 def _trim_heap() -> None:
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # Of glibc.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # Only glibc has it.
     if trim is not None:
         trim(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences about growth in a text about short memory: how long a limit lasts, and what helps the loop that runs.
+"""Growth of a loop's memory: how many steps a limit lasts, and advice for the function that runs.
 
 Threads: the thread whose loop it is.   Memory: 32 pairs of numbers.
 """
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _FLOORS_MOST = 32
-_RISE_LEAST = 5000  # Bytes a step; as a verdict has it (src/watch/trend.h).
-# Functions of libraries that hold much while they run, by the end of their file.
+_RISE_LEAST = 5000  # Bytes per step below which growth is ignored, as in src/watch/trend.h.
+# Library functions that hold much memory while they run, by the end of their file's path.
 _HELPS = {
     ("transformers/trainer.py", "evaluation_loop"): _core.EVALUATION_ADVICE,
     ("datasets/arrow_dataset.py", "_map_single"):
@@ -25,14 +25,14 @@ _HELPS = {
 
 
 class Growth:
-    """How fast the memory of a loop grows, from what it held at its boundaries."""
+    """The rate at which a loop's memory grows, from the bytes held at its step boundaries."""
 
     def __init__(self) -> None:
-        self._floors: list[tuple[int, int]] = []  # Where a window began, and the least that was held in it.
+        self._floors: list[tuple[int, int]] = []  # (first step of a window, fewest bytes held in it)
         self._width = 1
 
     def add(self, step: int, held_bytes: int) -> None:
-        """So much was held after that step. Steps never go back, or all begins anew."""
+        """Records the bytes held after a step. A step lower than the last one clears all records."""
         if self._floors and step < self._floors[-1][0]:
             self._floors.clear()
         begun = step // self._width * self._width
@@ -40,7 +40,7 @@ class Growth:
             self._floors[-1] = (begun, min(self._floors[-1][1], held_bytes))
             return
         self._floors.append((begun, held_bytes))
-        while len(self._floors) > _FLOORS_MOST:  # Two neighbours become one.
+        while len(self._floors) > _FLOORS_MOST:  # Windows are joined in pairs.
             self._width *= 2
             joined: dict[int, int] = {}
             for at, floor in self._floors:
@@ -50,8 +50,10 @@ class Growth:
 
     @property
     def bytes_per_step(self) -> float:
-        """By the newest half, where that is the most that was held so far and no single step of it; else 0."""
-        over = self._floors[:-1]  # The last window is not over.
+        """The growth over the newest half of the windows, in bytes per step. 0 if it is not steady: memory was higher before, or one
+        step makes most of the growth.
+        """
+        over = self._floors[:-1]  # Without the last window, which is incomplete.
         newest = over[len(over) // 2:]
         before = [floor for _, floor in over[:len(over) // 2]]
         if len(newest) < 4 or newest[-1][1] < max(floor for _, floor in over) or newest[0][1] < min(before) + _RISE_LEAST:
@@ -63,7 +65,7 @@ class Growth:
 
 
 def what_helps() -> str:
-    """Returns advice that fits the functions running in this thread; "" where none of them is known to hold much memory."""
+    """Returns advice for a known memory-hungry function that runs in this thread; "" for none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Governor: the one memory limit of the process and its children, and who holds what of it.
+"""Governor: the one memory limit of the process and its children, and the list of holders.
 
 Threads: a Governor may be used from any thread; create and close it while no torch operator runs.
 """
@@ -28,7 +28,7 @@ from ._garbage import clean_up
 from ._growth import Growth, what_helps
 
 _MIB = 1 << 20
-_BOUNDARY_EVERY = 0.01  # Seconds between the boundaries that steps make by themselves: a look takes 50 µs.
+_BOUNDARY_EVERY = 0.01  # Seconds between the boundaries that TrainingStep makes; one takes 50 µs.
 
 _TAGS = {
     "tensors": _core.Tag.TENSORS,
@@ -63,11 +63,11 @@ class Lease:
 
     @property
     def tag(self) -> str:
-        """Whose bytes they are: "other", …"""
+        """The pool that the bytes belong to: "other", …"""
         return self._core.tag
 
     def grow(self, size: int | str) -> None:
-        """Raises the lease to `size`, never lowering it. Errors: BudgetExceeded; then unchanged."""
+        """Raises the lease to `size`, never lowering it. Errors: BudgetExceeded; the lease is then unchanged."""
         self._core.grow(byte_size(size, "size"))
 
     def shrink(self, size: int | str) -> None:
@@ -92,7 +92,7 @@ _Made = TypeVar("_Made", bound=Callable[..., Any])
 
 
 def with_governor(function: _Made) -> _Made:
-    """`function`, with a Governor of its own for the time of the call where it is given no `governor`."""
+    """Wraps `function`: a call without `governor` gets a Governor for its duration."""
     @functools.wraps(function)
     def called(*arguments: Any, governor: Governor | None = None, **options: Any) -> Any:
         if governor is not None:
@@ -111,14 +111,13 @@ class Governor:
         with plimsoll.Governor("6GiB") as governor:
             users = plimsoll.EmbeddingStore.open(governor, "data/users", rows=1_000_000, dim=64)
 
-    Leaving the block closes every store and loader opened from it. Where plimsoll._torch was built,
-    tensors are leased as well, from here on or from the moment that the program imports torch.
+    Leaving the block closes every store and loader opened from it. If plimsoll._torch was built, tensors are leased as
+    well: from construction, or from the program's import of torch.
 
-    What cannot be leased is measured: NumPy's arrays, worker processes, shared memory, weights mapped from a
-    file. A thread watches it. When it comes near the limit, caches are given back, then there is a
-    PressureWarning, and where nothing else is left MemoryPressure is raised: by TrainingStep between two
-    steps, in any other loop as `on_pressure` says. One allocation that is larger than what is left goes
-    past all that; `plimsoll run` has the kernel hold the limit.
+    Memory without a lease is measured by a thread: NumPy's arrays, worker processes, shared memory, weights mapped from
+    a file. Near the limit, caches are given back, then a PressureWarning is issued. When nothing else is left,
+    MemoryPressure is raised: by TrainingStep between two steps, in any other loop as `on_pressure` says. A single
+    allocation larger than the remaining memory escapes all this; under `plimsoll run` the kernel enforces the limit.
 
     A device's memory has a limit of its own, which torch imposes (DeviceMemory):
 
@@ -126,51 +125,49 @@ class Governor:
             print(governor.devices["cuda"].explain())
 
     Units:    `memory_limit`, `disk_limit`, `foreign_bytes` are bytes (an int) or text: "6GiB", "512MB", "25%" (of the
-              machine's memory; of disk_limit, of what is free).
+              machine's memory; for disk_limit, of the free space).
     Requires: one governor at a time. A governor that holds nothing is replaced, so that a notebook
               cell may run twice.
-    Forks:    a forked child makes a governor of its own. In the one that it inherited, what would change
-              something raises ValueError, properties and ledger() are as at the fork, and close() does
-              nothing.
-    Errors:   ValueError (bad size; another governor still holds leases, naming the holders);
-              BudgetExceeded when what is resident already passes the limit.
+    Forks:    a forked child makes its own governor. In the inherited one, calls that would change something raise
+              ValueError, properties and ledger() are as at the fork, and close() does nothing.
+    Errors:   ValueError for a bad size, or while another governor holds leases (the message names the holders);
+              BudgetExceeded when the resident memory already passes the limit.
     """
 
     def __init__(self, memory_limit: int | str = "", *, disk_limit: int | str = "",
                  directory: str = ".", foreign_bytes: int | str = "64MiB", pressure_fraction: float = 0.85,
                  on_pressure: str | Callable[[PressureReport], Any] = "raise",
                  devices: Mapping[str, int | str] | None = None) -> None:
-        """Finds the limit and measures what is resident now (the baseline).
+        """Finds the limit and measures the baseline: the memory resident now.
 
         memory_limit: the limit; "" is 80 % of what cgroups, SLURM and the machine leave.
-        disk_limit: most a table, or a run with its checkpoints, may come to hold on disk; what could
-                   exceed it is refused when it is opened. "" for no bound.
-        directory: whose file system the disk limit speaks of.
-        foreign_bytes: set aside for what cannot be leased: Python objects, NumPy, code, and what worker
-                   processes hold beside this one, about as much for each of them; ledger() has the
-                   line "children". With torch, what is imported later counts: its first optimizer
-                   alone imports 70 MiB of modules, so make that before the governor, or say "128MiB".
-        on_pressure: of a plimsoll.Run its loop decides (docs/guide/resume.md); for a loop that calls neither step_boundary() nor TrainingStep, or waits for what
-                   grows meanwhile. "raise": the main thread gets MemoryPressure as KeyboardInterrupt
-                   comes, by SIGURG where it waits; "warn": only PressureWarning; or a function, called
-                   in the main thread with the PressureReport, once as a warning and once with `.stop`.
-        devices: limits of devices by their names in torch: {"cuda": "20GiB"}; "80%" is of the device's memory, "" is 95 % of
-                   what is free there. Torch is imported, and contexts are made before the baseline is measured.
+        disk_limit: most bytes that a table, or a run with its checkpoints, may hold on disk. Opening something that could
+                   exceed it is refused. "" for no bound.
+        directory: a path on the file system to which the disk limit applies.
+        foreign_bytes: bytes set aside for memory that cannot be leased: Python objects, NumPy, code. Each worker process
+                   holds about as much; ledger() shows them as "children". Modules imported later count too: torch's
+                   first optimizer imports 70 MiB of them, so make it before the governor, or set "128MiB".
+        on_pressure: for a loop that calls neither step_boundary() nor TrainingStep, or waits while memory grows; in a
+                   plimsoll.Run, its loop decides (docs/guide/resume.md). "raise": the main thread gets MemoryPressure as it
+                   would get KeyboardInterrupt, woken by SIGURG if it waits. "warn": only PressureWarning. A function is
+                   called in the main thread with the PressureReport: once as a warning, once with `.stop`.
+        devices: limits of devices by torch's names: {"cuda": "20GiB"}; "80%" is a share of the device's memory, "" is 95 % of
+                   what is free there. Imports torch, and makes the contexts before the baseline is measured.
         """
         global _newest
         if not (callable(on_pressure) or on_pressure in ("raise", "warn")):
             raise ValueError(f'on_pressure: {on_pressure!r} is neither "raise", "warn" nor a function')
         self.directory = str(directory)
-        """Whose file system the disk limit speaks of."""
+        """A path on the file system to which the disk limit applies."""
         self._on_pressure = on_pressure
         self._next_boundary = 0.0
-        self._row_ways: dict[Any, Any] = {}  # By device: of rows/_device_rows.py.
+        self._row_ways: dict[Any, Any] = {}  # By device; filled by rows/_device_rows.py.
         self._growth, self._steps, self._steps_told = Growth(), 0, False
-        self._before_retry: Callable[[], None] = lambda: None  # Ends what holds memory for a moment only.
-        self._hears: Callable[[bool, PressureReport], None] | None = None  # Of a Run: takes a stop of the watcher.
+        self._before_retry: Callable[[], None] = lambda: None  # Frees short-lived memory before a retry.
+        self._hears: Callable[[bool, PressureReport], None] | None = None  # Set by a Run: handles the watcher's stop.
         self._arena: Any = None
         self._parts: weakref.WeakSet[_Closes] = weakref.WeakSet()
-        self._on_their_way: weakref.WeakSet[_GivesBack] = weakref.WeakSet()  # To a device, before anybody needs them.
+        self._on_their_way: weakref.WeakSet[_GivesBack] = weakref.WeakSet()  # Transfers to a device ahead of their use.
         machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         foreign_size = byte_size(foreign_bytes, "foreign_bytes", machine)
         self.devices: dict[str, DeviceMemory] = limited(devices) if devices else {}
@@ -193,7 +190,7 @@ class Governor:
             if extension is not None:
                 self._attach(extension)
         except BaseException:
-            self._core.close()  # Nobody has it.
+            self._core.close()  # The caller never gets this governor.
             self._lift_limits()
             raise
         if extension is None:
@@ -201,21 +198,21 @@ class Governor:
 
     @staticmethod
     def current() -> Governor | None:
-        """The process's governor; None before one is made, after it was closed and in a forked child."""
+        """Returns the process's governor; None before one is made, after it was closed and in a forked child."""
         one = _newest()
         return one if one is not None and _core.Governor.current().valid else None
 
     def _attach(self, extension: Any) -> None:
         global _attached_in, _attached_to
         if _attached_in not in (0, os.getpid()):
-            return  # A forked worker: the arena is its parent's, and new tensors here have no lease.
+            return  # A forked worker: the arena belongs to its parent, so new tensors here have no lease.
         extension.attach(self._core)
         self._arena = extension
         _attached_in = os.getpid()
         _attached_to = weakref.ref(self)
 
     def _torch_came(self) -> None:
-        """Attaches to the torch that was just imported, whose libraries belong to the baseline."""
+        """Attaches to the torch that was just imported, and adds torch's libraries to the baseline."""
         extension = _torch_gate.load_if_torch_imported()
         if extension is None or self.arena_attached:
             return
@@ -238,7 +235,7 @@ class Governor:
 
     @property
     def limit(self) -> LimitReport:
-        """The limit, where it comes from and what else was considered; str() is one line."""
+        """The limit, its origin and the other bounds considered; str() is one line."""
         return self._core.limit()
 
     @property
@@ -252,7 +249,7 @@ class Governor:
         return self._core.disk_limit_bytes
 
     def ledger(self) -> Ledger:
-        """Returns a consistent copy of who holds how many bytes now; str() is a table.
+        """Returns a consistent copy of all holders and their bytes; str() is a table.
 
         `.measured` is the memory without a lease, as last measured: children, shared memory, mapped weights.
         """
@@ -265,20 +262,20 @@ class Governor:
         return Lease(self._core.reserve(_TAGS[tag], byte_size(size, "size")))
 
     def promise(self, size: int | str, tag: str = "tensors") -> None:
-        """Keeps so much more of the limit for a tag from now on, before it is leased.
+        """Reserves so many more bytes of the limit for a tag, to be leased later. Other tags cannot take them.
 
-        Nobody else gets these bytes. Errors: BudgetExceeded when they are not free; ValueError.
+        Errors: BudgetExceeded when they are not free; ValueError.
         """
         if tag not in _TAGS:
             raise ValueError(f"tag: {tag!r} is none of {', '.join(_TAGS)}")
         self._core.admit(_TAGS[tag], byte_size(size, "size"))
 
     def step_boundary(self) -> PressureReport:
-        """Reads what is held and, under pressure, gives memory back; `.stop` asks you to end.
+        """Measures the resident memory and, under pressure, gives some back; if `.stop` is set, end the loop.
 
-        Held is what this process and its children have resident, shared memory included.
-        TrainingStep does this by itself. The watcher leaves a loop alone that has called this within ten
-        seconds, until the limit itself is about to be passed.
+        Resident is the memory of this process and its children, shared memory included.
+        TrainingStep calls this by itself. The watcher does not interrupt a loop that has called this within ten
+        seconds, unless the limit itself is about to be passed.
         Requires: call it between steps, from the thread that trains.
         """
         self._steps += not self._steps_told
@@ -290,18 +287,17 @@ class Governor:
         return report
 
     def _at_step(self, step: int) -> None:
-        """A run counts its steps itself."""
+        """Sets the step number. A run, which counts its steps itself, calls this."""
         self._steps, self._steps_told = step, True
 
     def set_limit(self, memory_limit: int | str) -> LimitChange:
-        """Moves the limit while everything is in use; nothing that is computed changes.
+        """Changes the limit while everything is in use; no computed value changes.
 
-        Lower: caches and queues are smaller when this returns. What is in use follows at the next
-        step_boundary() calls; where it cannot, `.settled` is False, the limit in force stays at what
-        is needed, and a second later step_boundary() says `.stop`, with `.needed_bytes`. Higher:
-        caches and queues take again what they had been admitted.
+        Lower: caches and queues have shrunk when this returns. Memory in use shrinks at the next step_boundary() calls. If it
+        cannot, `.settled` is False and the limit in force stays at what is needed; one second later step_boundary()
+        sets `.stop`, with `.needed_bytes`. Higher: caches and queues grow back to the sizes admitted at first.
 
-        Threads:  any; from a thread that watches, say, while another one trains.
+        Threads:  any, such as a monitoring thread while another one trains.
         Errors:   ValueError (bad size, closed governor); then nothing has changed.
         """
         text = _size_text(memory_limit, "memory_limit")
@@ -310,12 +306,12 @@ class Governor:
         return self._core.set_limit(text, "set_limit")
 
     def log_memory_state(self, label: str = "") -> str:
-        """Prints one line, and returns it: how much of the limit is used and how much is left.
+        """Prints one line, and returns it: the used share of the limit, and the bytes left.
 
             Memory usage after epoch 3: 61.2% of 6.0 GiB (2.3 GiB available; peak 4.1 GiB; leased
             rows 2.0 GiB, tensors 1.1 GiB)
 
-        Used is what the operating system charges this process; available, the rest of the limit.
+        Used are the bytes that the operating system charges to this process; available is the rest of the limit.
         """
         now, ledger = _core.resident(), self.ledger()
         held = ", ".join(f"{name} {format_bytes(pool.leased_bytes)}"
@@ -328,11 +324,10 @@ class Governor:
         return line
 
     def clean_up(self) -> dict[str, Any]:
-        """Gives back what nobody uses: objects in reference cycles, the arena's free pages and the heap's.
-        Changes no result.
+        """Frees unused memory: objects in reference cycles, free pages of the arena and of the heap. Changes no result.
 
-        Returns what plimsoll.clean_up() returns, which does the same without a Governor. Pressure gives pages
-        back by itself; call this after an evaluation, so that the steps that follow begin where training stood.
+        Returns the result of plimsoll.clean_up(), which does the same without a Governor. Pressure frees pages by itself;
+        call this after an evaluation, so that training goes on with its former memory.
         Requires: tensors are leased from this governor (arena_attached).
         """
         if not self.arena_attached:
@@ -341,7 +336,7 @@ class Governor:
         return clean_up()
 
     def rebaseline(self) -> int:
-        """Measures the baseline again, in bytes; only while nothing is leased."""
+        """Measures the baseline again and returns its bytes. Requires: nothing is leased."""
         return self._core.rebaseline()
 
     def close(self) -> None:
@@ -359,26 +354,27 @@ class Governor:
         self._lift_limits()
 
     def _lift_limits(self) -> None:
-        """Lifts those of devices, which are none of this governor's any more."""
+        """Lifts the limits of devices, and forgets them."""
         devices, self.devices = self.devices, {}
         for one in devices.values():
             one.close()
 
     def device_refusal(self, text: str, needed_bytes: int | None = None) -> BudgetExceeded:
-        """Makes the exception for something that a device refused, the fullest one; the caller raises it. It names a limit to try.
+        """Makes the exception for a request that a device refused, which is taken to be the fullest one; the caller raises it. It names a
+        limit to try.
 
-        needed_bytes: what has to be reserved for it; None where nobody knows. Requires: a device is limited.
+        needed_bytes: bytes that have to be reserved for the request; None: unknown. Requires: a device is limited.
         """
         return min(self.devices.values(), key=lambda one: one.free_bytes).refusal(text, needed_bytes)
 
     def _adopt(self, part: _Closes) -> None:
-        """Remembers something to close with the governor, without keeping it alive."""
+        """Registers `part` to be closed with the governor, by a weak reference."""
         self._parts.add(part)
 
     def tensor_room(self) -> int:
-        """Bytes that tensors hold or may still take under the limit, promised bytes among them.
+        """Returns the bytes that tensors hold or may still take under the limit, promised bytes included.
 
-        What workers and arrays hold beyond their allowance is taken off.
+        Memory of workers and arrays beyond their allowance is subtracted.
         """
         ledger = self.ledger()
         pool = ledger.pools["tensors"]
@@ -386,7 +382,7 @@ class Governor:
                    + max(pool.floor_bytes, pool.leased_bytes))
 
     def _look(self) -> PressureReport | None:
-        """step_boundary(), at most every 10 ms; None where it was not time."""
+        """Returns step_boundary(), or None if the last call was less than 10 ms ago."""
         now = time.monotonic()
         self._steps += not self._steps_told
         if now < self._next_boundary:
@@ -395,7 +391,7 @@ class Governor:
         return self._boundary()
 
     def _pressure(self, report: PressureReport) -> MemoryPressure:
-        """Makes the exception that ends a loop, from a report that says stop."""
+        """Makes the exception that ends a loop, from a report with `.stop` set."""
         needed = -(-max(report.needed_bytes, self.limit_bytes + _MIB) // _MIB) * _MIB
         return MemoryPressure(
             f"memory is short, and nothing is left to give back: {self.ledger().explain()}. A limit of "
@@ -403,7 +399,7 @@ class Governor:
             f"{what_helps() or 'fewer workers, fewer batches in flight, smaller caches'}", report.resident.total, self.limit_bytes, needed)
 
     def _lasting(self, room_bytes: int) -> str:
-        """For how many steps so much more does, where what is held grows from step to step; "" where it does not."""
+        """Says for how many steps `room_bytes` more suffices, if the memory held grows from step to step; "" otherwise."""
         rate = self._growth.bytes_per_step
         return (f", and for some {max(int(room_bytes / rate), 0):,} steps more, as what is held grows by {format_bytes(int(rate))} "
                 "a step: no limit lasts if that goes on" if rate > 0 else "")
@@ -424,7 +420,7 @@ class Governor:
         if callable(self._on_pressure):
             self._on_pressure(report)
         elif stop and self._on_pressure == "raise":
-            pressure = self._pressure(report)  # While those are there of whom it tells.
+            pressure = self._pressure(report)  # Before the workers end, as the text names them.
             _workers.end_workers_waited_for()
             raise pressure
         else:
@@ -438,28 +434,28 @@ class Governor:
         if report.stop or now.purged_bytes or now.shrunk_bytes:
             self._watcher.avert()
             return None
-        return report  # It grows fast, and nobody has given anything.
+        return report  # Memory grows fast, and nothing was given back.
 
     def _refusal(self, tag: str, requested_bytes: int, text: str) -> BudgetExceeded:
-        """Makes the exception of our own calls from a refusal by torch's allocator."""
+        """Makes a BudgetExceeded from a refusal by torch's allocator in one of our own calls."""
         ledger = self.ledger()
         held = {name: pool.leased_bytes for name, pool in ledger.pools.items()}
         return BudgetExceeded(text, tag, requested_bytes, ledger.free_bytes, ledger.limit_bytes,
                               held, "raise the limit or make batches smaller")
 
     def _room_to_try(self) -> int:
-        """How much more to try where nobody can tell what is needed."""
+        """Returns the bytes to add to the limit in advice, where the need is unknown."""
         return max(self.limit_bytes // 8, 16 * _MIB)
 
     def refusal(self, tag: str, requested_bytes: int, text: str, *, limit_bytes: int = 0,
                 whole: Callable[[int], int] = int) -> BudgetExceeded:
-        """Makes the exception for something that does not fit; the caller raises it.
+        """Makes the exception for a request that does not fit; the caller raises it.
 
         tag:             the pool that refused, a name in `ledger().pools`.
-        requested_bytes: what was asked of it; 0 where nobody knows.
-        text:            what did not fit.
-        limit_bytes:     a limit that would do, which `text` names; 0: the message gets one to try, with room to go on.
-        whole:           returns the limit of all ranks, given that of this one.
+        requested_bytes: the size of the request; 0: unknown.
+        text:            the message, which names what did not fit.
+        limit_bytes:     a sufficient limit, which `text` names; 0: the message gets one to try, with some room.
+        whole:           converts a limit of this rank to the limit of all ranks.
         """
         if not limit_bytes:
             limit_bytes = whole(self.limit_bytes + max(self._room_to_try(), 2 * requested_bytes))
@@ -484,7 +480,7 @@ class Governor:
 
 
 def _created(options: tuple[Any, ...]) -> Any:
-    """The core's governor."""
+    """Returns the core's governor. Collects garbage and tries again if an unreachable one still holds leases."""
     try:
         return _core.Governor.create(*options)
     except ValueError:
@@ -495,17 +491,17 @@ def _created(options: tuple[Any, ...]) -> Any:
 
 
 def _deliver() -> None:
-    """Called by the interpreter for the watcher."""
+    """Hands the watcher's report to the governor; called by the interpreter in the main thread."""
     governor = Governor.current()
     if governor is not None:
         governor._hear()
 
 
 def _wake_signal() -> int:
-    """The signal by which the watcher wakes a main thread that waits in a system call; 0: none.
+    """Returns the signal by which the watcher wakes a main thread that waits in a system call; 0: none.
 
-    SIGURG: ignored where nobody handles it, and one may come for no reason. Not taken from a program that
-    uses it, nor from outside its main thread: there a stop waits for the next instruction.
+    The signal is SIGURG, which the system ignores by default. A program that handles SIGURG keeps it, and outside the main
+    thread no handler can be set; there a stop waits for the next Python instruction.
     """
     if threading.current_thread() is not threading.main_thread():
         return 0
@@ -526,7 +522,7 @@ def _attach_to_torch() -> None:
 
 
 def pressure_between_steps() -> MemoryPressure | None:
-    """A step boundary, at most every 10 ms; what to raise when memory asks for the end."""
+    """Makes a step boundary, at most every 10 ms. Returns the exception to raise if the loop must end, else None."""
     governor = Governor.current()
     if governor is None:
         return None
@@ -538,35 +534,37 @@ def _no_governor() -> Governor | None:
     return None
 
 
-# The governor whose leases new tensors take; written by Governor._attach() only.
+# Returns the governor that leases new tensors; written by Governor._attach() only.
 _attached_to: Any = _no_governor
 # The process in which tensors were first leased; 0: none yet. Written by Governor._attach() only.
 _attached_in = 0
-# The governor made last; written by Governor.__init__() only.
+# Returns the governor made last; written by Governor.__init__() only.
 _newest: Any = _no_governor
 
 
 def _size_text(size: int | str, option: str) -> str:
-    """The text the core parses: percentages are of the machine, which it knows."""
+    """Returns the text that the core parses; it knows the machine's memory, of which percentages are."""
     if isinstance(size, str):
         return size
     return str(byte_size(size, option))
 
 
 def limits(memory_limit: int | str = "") -> LimitReport:
-    """Every bound on this process's memory, and the one that holds. Errors: ValueError."""
+    """Returns every bound on this process's memory, and the one that applies. Errors: ValueError."""
     return _core.limits(_size_text(memory_limit, "memory_limit"))
 
 
 def refused_by_device(governor: Governor, what: str, error: RuntimeError) -> Exception:
-    """Returns what to raise for torch's refusal: of a limited device the limit to try is named."""
+    """Returns the exception to raise for torch's refusal; for a limited device it names a limit to try."""
     return governor.device_refusal(f"{what}: {str(error).splitlines()[0]}") if governor.devices else error
 
 
 def make_room(extension: Any) -> None:
-    """Before another try of what memory refused: ends what holds some for a moment only, gives back what is on its way to a device
-    before it is needed, and empties the caches of `extension`, plimsoll._torch, and of devices. Errors: of a commit that was being
-    written."""
+    """Frees memory before a refused request is tried again: short-lived memory, transfers to a device ahead of their use, the
+    cache of `extension` (plimsoll._torch) and those of devices.
+
+    Errors: those of a commit that was being written.
+    """
     if (governor := Governor.current()) is not None:
         governor._before_retry()
         for one in list(governor._on_their_way):
@@ -576,10 +574,10 @@ def make_room(extension: Any) -> None:
 
 
 def parse_bytes(text: str, whole_bytes: int = 0) -> int:
-    """Bytes from "512MiB", "6GB", "512M" or "25%" (of `whole_bytes`). Errors: ValueError."""
+    """Returns the bytes of "512MiB", "6GB", "512M" or "25%" (of `whole_bytes`). Errors: ValueError."""
     return _core.parse_bytes(text, whole_bytes)
 
 
 def format_bytes(size: int) -> str:
-    """A size for readers: "768.0 MiB"."""
+    """Returns a size as text for readers: "768.0 MiB"."""
     return _core.format_bytes(size)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Page-locked host memory, which a device reads and writes by itself, and copies between the two beside the stream that computes.
+"""Pinned (page-locked) host memory, which a device reads and writes directly, and copies on a stream beside the computation.
 
-The memory is mapped here and registered with the device's driver: in whole pages, exactly as large as asked. Torch's own pool rounds
-up to a power of two. Two orders hold for every copy to a device: it waits for what the compute stream had to do when the target's
-memory was taken, as that may be memory of kernels that have still to run; and the compute stream waits for it before the target is
-used, or let go unused.
+The memory is mapped here and registered with the device's driver, in whole pages and exactly as large as asked. Torch's own pool
+rounds up to a power of two. Two orderings hold for every copy to a device. The copy waits for the work that the compute stream had
+when the target was allocated, as pending kernels may still use that memory. And the compute stream waits for the copy before the
+target is used, or freed unused.
 
 Reading order: pinned(), CopyStream, Pinned, HostSlots, FromDevice.
 
 Threads: HostSlots has one that writes slots and begins copies; all else is for the thread that computes.
-Memory:  the slots, of the host's ledger under "pinned"; targets are the device allocator's.
+Memory:  the slots, leased from the host's ledger as "pinned"; targets belong to the device's allocator.
 """
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ _PORTABLE = 1  # cudaHostRegisterPortable: for all devices of the process.
 
 
 class NotPinned(RuntimeError):
-    """The device's driver registers no more memory of the host."""
+    """The error of a device's driver that registers no more host memory."""
 
 
 def mapped(size: int) -> mmap.mmap:
-    """Returns private memory of `size` bytes that forked processes do not have, in huge pages where the kernel has them."""
+    """Returns private memory of `size` bytes, not inherited by forked processes, in huge pages where the kernel has them."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_DONTFORK)
-    with contextlib.suppress(OSError):  # Of a kernel without huge pages.
+    with contextlib.suppress(OSError):  # A kernel without huge pages.
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
 def pinned(size: int, device: torch.device) -> np.ndarray:
-    """Returns uint8 [size] of host memory that the device reads by itself, until the last array or tensor over it has gone.
+    """Returns uint8 [size] of host memory that the device reads directly. It lives as long as an array or tensor over it.
 
     Errors: NotPinned, with the driver's number.
     """
     import torch
 
     runtime: Any = getattr(torch.get_device_module(device), "cudart", None)
-    if runtime is None:  # Of a device that is not CUDA's: torch knows how.
+    if runtime is None:  # Not a CUDA device: torch pins.
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
         except RuntimeError as error:
@@ -66,20 +66,22 @@ def pinned(size: int, device: torch.device) -> np.ndarray:
     status = int(runtime().cudaHostRegister(array.ctypes.data, size, _PORTABLE))
     if status != 0:
         raise NotPinned(f"{format_bytes(size)} of host memory could not be registered with {device}: cudaHostRegister gives {status}")
-    # An array's finalizers run before it lets go of its mapping; a mapping's own run when it is unmapped already.
+    # The array's finalizers run before its memory is unmapped; those of the mapping run too late.
     _when_it_goes(array, functools.partial(runtime().cudaHostUnregister, array.ctypes.data))
     return array
 
 
 def driver_of(device: torch.device | None) -> tuple[int, int, int]:
-    """Returns what registers host memory with the device: addresses of C functions (data, size, flags) and (data), which return 0, and
-    the flags. Zeros for the CPU and where nothing is known: copies then go through memory of the driver's."""
+    """Returns (register, unregister, flags): addresses of the C functions (data, size, flags) and (data) that register host memory with
+    the device, and their flags. Both functions return 0 for success. Addresses are 0 for the CPU and for unknown devices; copies then
+    go through the driver's own memory.
+    """
     add, remove = DRIVERS[device.type]() if device is not None and device.type in DRIVERS else (0, 0)
     return add, remove, _PORTABLE
 
 
 def _cuda_driver() -> tuple[int, int]:
-    """Returns the addresses of cudaHostRegister and cudaHostUnregister in the runtime that torch has loaded."""
+    """Returns the addresses of cudaHostRegister and cudaHostUnregister in the CUDA runtime that torch has loaded; 0 for none."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         runtimes = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/libcudart" in line}
     if not runtimes:
@@ -90,11 +92,11 @@ def _cuda_driver() -> tuple[int, int]:
 
 
 DRIVERS: dict[str, Callable[[], tuple[int, int]]] = {"cuda": _cuda_driver}
-"""By the type of a device."""
+"""Functions that return the addresses, by the type of a device."""
 
 
 def _when_it_goes(array: np.ndarray, call: Callable[[], object]) -> None:
-    """In this process alone: a forked one has neither the memory nor the device."""
+    """Calls `call` when the array is freed, in this process alone: a forked one has neither the memory nor the device."""
     process = os.getpid()
     weakref.finalize(array, lambda: os.getpid() == process and call()).atexit = False
 
@@ -103,14 +105,14 @@ class CopyStream:
     """A stream of copies to and from a device, beside the stream that computes."""
 
     def __init__(self, device: torch.device) -> None:
-        """device: with its number."""
+        """Makes the stream. device: a torch.device with its number."""
         import torch
 
         self.device = device
         self._stream = torch.Stream(device=device)
 
     def compute(self) -> torch.Stream:
-        """Returns the stream that computes in this thread."""
+        """Returns the stream on which this thread computes."""
         import torch
 
         return torch.accelerator.current_stream(self.device)
@@ -118,7 +120,7 @@ class CopyStream:
     def copies(self, targets: Iterable[torch.Tensor], sources: Iterable[torch.Tensor], after: torch.Event) -> torch.Event:
         """Begins to copy sources to targets. Returns the event after which all are copied.
 
-        after: the compute stream's, when the memory of what is on the device was taken, or written last.
+        after: an event of the compute stream, recorded when the device's memory was allocated or last written.
         """
         with self._stream:
             self._stream.wait_event(after)
@@ -128,24 +130,24 @@ class CopyStream:
 
 
 class Pinned:
-    """Pinned memory that grows as it is asked to: a line "pinned" of the host's ledger."""
+    """Pinned host memory that grows on demand, leased as "pinned"."""
 
     def __init__(self, governor: Governor, device: torch.device) -> None:
         self._governor, self._device = governor, device
         self._bytes: torch.Tensor | None = None
         self.size = 0
-        """Bytes that are leased."""
+        """Leased bytes."""
 
     def grow(self, size: int) -> None:
-        """Has room for `size` bytes. Requires: nothing is on its way to or from it; what it held is gone.
+        """Makes room for `size` bytes; the former content is lost. Requires: no copy to or from the memory is pending.
 
-        Errors: BudgetExceeded; NotPinned; then it has no room.
+        Errors: BudgetExceeded; NotPinned; then there is no room at all.
         """
         import torch
 
         if size <= self.size:
             return
-        self.close()  # Both at a time would be twice the room.
+        self.close()  # First, as old and new together would need twice the room.
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         lease = self._governor.reserve(size, "pinned")
         try:
@@ -157,7 +159,7 @@ class Pinned:
         self._bytes, self.size = torch.from_numpy(array), size
 
     def views(self, like: Sequence[Like]) -> list[torch.Tensor]:
-        """Returns tensors over its bytes, one after another. Requires: bytes_of(like) fit."""
+        """Returns tensors over the memory, one after another. Requires: bytes_of(like) fit."""
         import torch
 
         assert self._bytes is not None
@@ -169,12 +171,12 @@ class Pinned:
         return found
 
     def close(self) -> None:
-        """Lets go of the memory, which goes back with the last tensor over it."""
+        """Releases the memory, which is freed with the last tensor over it."""
         self._bytes, self.size = None, 0
 
 
 class Like(NamedTuple):
-    """A tensor without its values. Its strides leave no gap."""
+    """The shape, strides and dtype of a tensor. Its strides leave no gap."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -183,7 +185,7 @@ class Like(NamedTuple):
 
     @classmethod
     def dense(cls, shape: tuple[int, ...], dtype: torch.dtype) -> Like:
-        """Rows one after another."""
+        """Makes the description of a contiguous tensor."""
         import torch
 
         meta = torch.empty(shape, dtype=dtype, device="meta")
@@ -191,7 +193,7 @@ class Like(NamedTuple):
 
 
 def bytes_of(like: Sequence[Like]) -> int:
-    """Returns the bytes of a slot for tensors like these."""
+    """Returns the bytes of a slot for such tensors."""
     return sum(-(-one.bytes // _ALIGNED) * _ALIGNED for one in like)
 
 
@@ -199,7 +201,7 @@ class _Slot:
     def __init__(self, memory: Pinned) -> None:
         self.memory = memory
         self.free: torch.Event | None = None
-        """The event after which it may be written: all copies from it are made."""
+        """The event after which the slot may be written: all copies from it are complete."""
 
     def wait(self) -> None:
         if self.free is not None:
@@ -208,19 +210,19 @@ class _Slot:
 
 
 class Sent:
-    """Tensors on their way to a device."""
+    """Tensors that are being copied to a device."""
 
     def __init__(self, copies: CopyStream, tensors: list[torch.Tensor],
                  begun: concurrent.futures.Future[tuple[torch.Event, list[torch.Tensor]]]) -> None:
-        """begun: when the copies are, not when they are made: the event after which they are, and the slot's tensors."""
+        """Takes the pending copy. begun: resolves when the copies begin, to the event of their end and the slot's tensors."""
         self._copies, self._tensors, self._begun = copies, tensors, begun
         self.over = False
-        """Whether they have arrived, or never will."""
+        """Whether the tensors have arrived, or never will."""
 
     def arrive(self) -> list[torch.Tensor]:
-        """Returns the tensors, once. The compute stream waits for them; this thread waits for the copies to begin.
+        """Returns the tensors, once. The compute stream waits for the copies; this thread waits until they begin.
 
-        Errors: what filled the slot met; torch.OutOfMemoryError after give_back().
+        Errors: those of `fill`; torch.OutOfMemoryError after give_back().
         """
         self.over = True
         event, sources = self._begun.result()
@@ -231,27 +233,27 @@ class Sent:
         return tensors
 
     def begun(self) -> None:
-        """Waits until the copies have begun: their values are in the slot. Errors: what filled it met."""
+        """Waits until the copies begin, when the slot holds the values. Errors: those of `fill`."""
         self._begun.result()
 
     def give_back(self) -> None:
-        """Gives the device's memory back. The slot keeps the values for arrive()."""
-        with contextlib.suppress(Exception):  # arrive() tells.
+        """Frees the device's memory of the tensors. The slot keeps their values for arrive()."""
+        with contextlib.suppress(Exception):  # arrive() raises it.
             event, _ = self._begun.result()
             self._copies.compute().wait_event(event)
         self._tensors = []
 
     def drop(self) -> None:
-        """Gives all back: nobody will ask for them."""
+        """Frees the device's memory of tensors that are no longer needed."""
         self.over = True
         self.give_back()
 
 
 class HostSlots:
-    """Two slots of pinned host memory, by turns, through which tensors go to a device while it computes."""
+    """Two slots of pinned host memory, used in turn, through which tensors are copied to a device while it computes."""
 
     def __init__(self, governor: Governor, device: torch.device) -> None:
-        """device: with its number."""
+        """Makes empty slots. device: a torch.device with its number."""
         self._copies = CopyStream(device)
         self._slots = [_Slot(Pinned(governor, device)) for _ in range(2)]
         self._turn = 0
@@ -263,25 +265,25 @@ class HostSlots:
 
     @property
     def device(self) -> torch.device:
-        """Where tensors go."""
+        """The device that tensors are copied to."""
         return self._copies.device
 
     @property
     def busy(self) -> bool:
-        """Whether what was sent last has not arrived: its values may be in the slots alone."""
+        """Whether the last tensors sent have not arrived, so that the slots may hold their only values."""
         sent = self._sent() if self._sent is not None else None
         return sent is not None and not sent.over
 
     def admit(self, size: int) -> None:
-        """Leases slots of `size` bytes now. Errors: as Pinned.grow()."""
+        """Leases slots of `size` bytes now. Errors: those of Pinned.grow()."""
         for slot in self._slots:
             slot.wait()
             slot.memory.grow(size)
 
     def send(self, like: Sequence[Like], fill: Callable[[list[torch.Tensor]], object]) -> Sent:
-        """Begins to bring tensors like these to the device. Requires: the last that were sent have arrived, or were dropped.
+        """Begins to copy tensors described by `like` to the device. Requires: the last ones sent have arrived or were dropped.
 
-        fill: writes their values to tensors in host memory, in a thread of its own, once the slot's last copies are made.
+        fill: writes the values to the given host tensors. It runs in a thread of its own, once the slot's last copies are complete.
         Errors: BudgetExceeded, where the host has no room for the slot; NotPinned; torch.OutOfMemoryError.
         """
         if self._thread is None:
@@ -293,14 +295,14 @@ class HostSlots:
         return sent
 
     def bring(self, like: Sequence[Like], fill: Callable[[list[torch.Tensor]], object]) -> list[torch.Tensor]:
-        """Returns tensors on the device, for which the compute stream waits. `fill` runs in this thread. Errors: as send(), and fill's."""
+        """Returns tensors on the device, for which the compute stream waits. `fill` runs in this thread. Errors: those of send() and `fill`."""
         slot, targets, taken = self._taken(like)
         event, _ = self._begin(slot, like, targets, taken, fill)
         self._copies.compute().wait_event(event)
         return targets
 
     def _taken(self, like: Sequence[Like]) -> tuple[_Slot, list[torch.Tensor], torch.Event]:
-        """Returns the next slot, with room, memory of the device, and when that was taken."""
+        """Returns the next slot, with room, tensors on the device, and the event of their allocation."""
         import torch
 
         slot = self._slots[self._turn]
@@ -320,13 +322,13 @@ class HostSlots:
         return slot.free, sources
 
     def give_back(self) -> None:
-        """Gives back the device's memory of what has not arrived."""
+        """Frees the device's memory of tensors that have not arrived."""
         sent = self._sent() if self._sent is not None else None
         if sent is not None and not sent.over:
             sent.give_back()
 
     def close(self) -> None:
-        """Ends the thread and lets go of the slots. Does nothing in a forked process."""
+        """Ends the thread and releases the slots. Does nothing in a forked process."""
         if os.getpid() != self._process:
             return
         if self._thread is not None:
@@ -338,15 +340,15 @@ class HostSlots:
 
 
 class FromDevice:
-    """Pinned host memory in which tensors of a device arrive."""
+    """Pinned host memory that receives tensors from a device."""
 
     def __init__(self, governor: Governor, device: torch.device) -> None:
-        """device: with its number."""
+        """Makes it without memory. device: a torch.device with its number."""
         self._copies, self._memory = CopyStream(device), Pinned(governor, device)
         governor._adopt(self)
 
     def fetch(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns contiguous copies in host memory, until the next call. This thread waits for them, and for nothing else of the device.
+        """Returns contiguous copies in host memory, valid until the next call. This thread waits for these copies alone.
 
         Errors: BudgetExceeded; NotPinned.
         """
@@ -357,5 +359,5 @@ class FromDevice:
         return found
 
     def close(self) -> None:
-        """Lets go of the memory."""
+        """Releases the memory."""
         self._memory.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work that memory may refuse, and nothing left of it then.
+"""Work that may be refused memory, and that leaves none in use then.
 
 Threads: the thread that trains.   Memory: none.
 """
@@ -15,31 +15,31 @@ from typing import Any
 from ..errors import BudgetExceeded
 
 
-_HOST = "DefaultCPUAllocator"  # In the arena's refusals, as in those of torch's own allocator.
+_HOST = "DefaultCPUAllocator"  # In the messages of the arena and of torch's own CPU allocator.
 
 
 def is_of_device(error: BaseException) -> bool:
-    """Whether a device refused memory, and not the host."""
+    """Whether a device refused the memory, not the host."""
     return not isinstance(error, BudgetExceeded) and _HOST not in str(error)
 
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """Memory was refused; str() says why."""
+    """The reason why memory was refused, as text."""
 
     text: str
     of_device: bool = False
-    """Whether a device refused it, and not the host."""
+    """Whether a device refused it, not the host."""
 
     def __str__(self) -> str:
         return self.text
 
 
 def unless_refused(work: Callable[[], Any]) -> tuple[Any, Refusal | None]:
-    """(work(), None); or (None, why memory was refused).
+    """Returns (work(), None), or (None, the refusal) if memory was refused.
 
-    Then nothing is left of it: what its frames held is let go, and what a backward that ended half way
-    left in autograd's queue of this thread.
+    After a refusal, nothing of the work stays in memory: the frames of the exception are cleared, and so is autograd's
+    queue of this thread, where an interrupted backward leaves entries.
     """
     import torch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where state is kept for a while: a folder on a disk, as what is on a tmpfs is memory itself.
+"""Folders for temporary state: on a disk, as files on a tmpfs would be memory.
 
 Threads: any.
 """
@@ -17,21 +17,21 @@ _folder_of_run: Callable[[], pathlib.Path | None] = lambda: None  # noqa: E731
 
 
 def find_run_by(folder: Callable[[], pathlib.Path | None]) -> None:
-    """folder: gives the folder of the run that is open in this process; None: no run is."""
+    """Sets the function that returns the folder of the run open in this process, or None."""
     global _folder_of_run
     _folder_of_run = folder
 
 
 def folder_of_run() -> pathlib.Path | None:
-    """Returns the folder of the run that is open in this process; None: no run is."""
+    """Returns the folder of the run that is open in this process; None: no run is open."""
     return _folder_of_run()
 
 
 def scratch_folder(asked: str | os.PathLike[str] | None, option: str) -> str:
-    """The folder that was asked for, made if need be; else the governor's `directory`, the system's
-    folder for temporary files or /var/tmp, whichever is first on a disk and may be written.
+    """Returns the folder `asked`, made if missing. For None, returns the first of these that is on a disk and writable: the
+    governor's `directory`, the system's folder for temporary files, /var/tmp.
 
-    Errors: ValueError, naming `option`, when it is in memory, or when there is none.
+    Errors: ValueError naming `option`, when `asked` is in memory, or no folder qualifies.
     """
     if asked is not None:
         folder = os.fspath(asked)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker processes of a DataLoader that a loop waits for when it is ended for want of memory.
+"""The worker processes of the DataLoader that a loop waits for when memory pressure ends it.
 
 Reading order: _memory.py, this file.
 """
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def end_workers_waited_for() -> None:
-    """Ends the workers of the DataLoader in whose next() the calling thread is, if it is in one.
+    """Ends the workers of the DataLoader whose next() the calling thread is in, if any.
 
-    Torch itself waits up to 5 seconds for each of them to finish its batch, which nobody will see and in
-    which it grows as before. Where the loop is between two batches they stop by themselves, at the most
-    that `prefetch_factor` allows. Looks at the thread's own frames: to touch every object, as the garbage
-    collector does, would double the pages that forked workers share.
+    Torch itself waits up to 5 seconds for each worker to finish a batch that nobody will use, while its memory grows. A
+    loop between two batches is left alone: its workers stop by themselves at `prefetch_factor`. Looks only at the
+    thread's own frames. Touching every object, as the garbage collector does, would double the pages that forked
+    workers share.
     """
     loader = sys.modules.get("torch.utils.data.dataloader")
     frame = sys._getframe() if loader is not None else None
@@ -27,11 +27,11 @@ def end_workers_waited_for() -> None:
 
 
 def end_workers(batches: Any) -> bool:
-    """Ends the workers of an iterator of a DataLoader; False where it is none that has workers."""
+    """Ends the workers of a DataLoader's iterator. Returns False for anything else."""
     loader = sys.modules.get("torch.utils.data.dataloader")
     if loader is None or type(batches) is not loader._MultiProcessingDataLoaderIter:
         return False
-    # Torch forgets them first: its handler of SIGCHLD would raise RuntimeError in place of ours.
+    # Torch must forget them first, or its SIGCHLD handler would raise RuntimeError in place of our exception.
     if getattr(batches, "_worker_pids_set", False):
         loader._utils.signal_handling._remove_worker_pids(id(batches))
         batches._worker_pids_set = False

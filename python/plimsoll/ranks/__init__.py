@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks: the processes of one run, sums of their gradients, virtual workers. Knows no table and no run."""
+"""Ranks: the processes of one run, sums of their gradients, virtual workers. Independent of tables and runs."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Group: the processes that train one run, a single one or several, with the same methods, so that nobody asks which it is.
+"""Group: the processes that train one run. One process and several have the same methods, so that callers need no cases.
 
     Solo     one process: it agrees with itself, at the cost of a call
-    Ranks    several, as torchrun starts them; _ranks.py says what each method does there
+    Ranks    several, as torchrun starts them; _ranks.py documents each method
 
 Threads: the thread that trains.   Memory: none.
 """
@@ -29,9 +29,9 @@ class Solo:
 
     rank, count, first, over = 0, 1, True, False
     commits_alone = True
-    """Whether a commit, and the end of the run, wait for nobody: a copy of a boundary can be committed later."""
+    """Whether a commit and the end of the run wait for no other process, so that a copy of a boundary can be committed later."""
     others_may_fail = False
-    """Whether another process may fail in what was made here, so that it has to be put back."""
+    """Whether another process may fail in a step that succeeded here, which then has to be undone here too."""
     undisturbed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     def __init__(self) -> None:

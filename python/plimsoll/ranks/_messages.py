@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between ranks, and those that the rooms above hand to them.
+"""Messages between ranks, and the interfaces of tables and parts that other rooms implement.
 
 Threads: any.   Memory: none.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Boundary:
-    """Requests to serve between two steps."""
+    """The requests that a run serves between two steps."""
 
     asked: str
     """"", "pause" or "stop"."""
@@ -35,7 +35,7 @@ class Boundary:
 
 
 class Unweighted(ValueError):
-    """It cannot be told how much of a batch a part is."""
+    """The error of a micro-batch whose weight in its batch is unknown."""
 
 
 class Wanted(Protocol):
@@ -43,30 +43,30 @@ class Wanted(Protocol):
 
     @property
     def counts(self) -> Sequence[int]:
-        """How many of each rank, in their order."""
+        """The number of rows wanted from each rank, in order of rank."""
 
 
 class Table(Protocol):
-    """A table whose rows are dealt to ranks."""
+    """A table whose rows are divided among ranks."""
 
     index: int
-    """Which of the tables of the ranks it is."""
+    """The table's position in the ranks' list of tables."""
 
     def gathered(self, ids: Any) -> torch.Tensor:
-        """Rows that this process has."""
+        """Returns rows that this process owns. Shape: ids int64 [n]; rows float32 [n, dim]."""
 
     def lay(self, memory: RankMemory, wanted: Any) -> int:
-        """Puts the ids of a Wanted where all ranks can read them. Returns where."""
+        """Writes the ids of a Wanted to memory that all ranks can read. Returns their position."""
 
     def exchanged(self, ranks: Ranks, wanted: Any, asked_by: list[list[int]], begins: list[int]) -> torch.Tensor | None:
-        """Ids to their owners, and rows back: those of a Wanted; None where this rank only serves."""
+        """Sends ids to their owners and returns the rows of `wanted`; None where this rank only serves others."""
 
 
 class States(Protocol):
-    """Parts of a run."""
+    """The parts of a run."""
 
     def states(self, wanted: Callable[[Any], bool] = ...) -> dict[str, Any]:
         """Returns the states of the parts that `wanted` accepts, by name."""
 
     def check(self, states: dict[str, Any]) -> None:
-        """Errors: ValueError for what could not be read back safely."""
+        """Raises ValueError for a state that could not be loaded safely."""

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RankSums: gradients of all ranks added up in the tree of their virtual workers, by buckets of a fixed size.
+"""RankSums: adds up the gradients of all ranks in the tree of their virtual workers, in buckets of a fixed size.
 
-    through memory   each rank lays the others' slices in its room, adds up its own in rank 0's, and all read that
-    over gloo        each sends the others their slices, adds up its own, and sends all that
+    through memory   each rank writes the others' slices to its room, adds up its own slice in rank 0's room, where all read it
+    over gloo        each rank sends the others their slices, adds up its own, and sends the sum to all
 
-Both join the same nodes by the same operations, so the bits are the same (decisions 0048, 0050).
+Both ways join the same nodes by the same operations, so the bits are the same (decisions 0048, 0050).
 
 Reading order: _virtual_workers.py, _ranks.py, this file.
 Threads: the thread that trains.
-Memory:  two buckets of 2 MiB at most, which stay, and pages of others'; over gloo 8 MiB, while they are exchanged.
+Memory:  at most two buckets of 2 MiB, which stay, and mapped pages of other ranks; over gloo 8 MiB during an exchange.
 """
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from ._ranks import Ranks
 
 _BUCKET_BYTES = 8 << 20
-_PIECE_LEAST = 1 << 14  # Elements: what is smaller is copied to others of its slice and sent with them.
-_PIECES = 1  # The tag of pieces; words of ranks have 0.
+_PIECE_LEAST = 1 << 14  # Elements. Smaller pieces of a slice are copied together and sent as one.
+_PIECES = 1  # The tag of pieces; messages (Said) have 0.
 
 
 class RankSums:
-    """Those of the ranks of a run."""
+    """The sums of gradients, losses and weights over the ranks of a run."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
 
     def gradients(self, graded: Callable[[], tuple[float, float, float]], parameters: list[Any],
                   models: list[Any], sums: bool) -> Node:
-        """graded() on all ranks; then the gradients are those of all ranks' batches together, and so are the
-        loss and the weight, which this returns. Buffers of the models become rank 0's.
+        """Calls graded() on all ranks and averages the gradients over all their batches, in place. Returns the loss and weight of
+        all batches together. Buffers of the models become rank 0's.
 
-        graded:     (loss, weight of the batch, weight of what the gradients are of).
-        parameters: whose gradients; none within a window of batches.
-        sums:       the loss is a sum, and so are the gradients; else means by weight.
+        graded:     computes (loss, weight of the batch, weight of the gradients).
+        parameters: the parameters whose gradients are averaged; none within a window of batches.
+        sums:       loss and gradients are sums, not means by weight.
         """
         ranks = self._ranks
         wanted = list({id(one): one for one in parameters if one.requires_grad}.values())
@@ -76,7 +76,7 @@ class RankSums:
         return tree.whole()
 
     def _with_all_gradients(self, wanted: list[Any]) -> torch.Tensor | None:
-        """A parameter that only other ranks' batches use has a gradient of zeros here."""
+        """Gives a gradient of zeros to each parameter that only other ranks' batches use. Returns room()."""
         there = torch.tensor([one.grad is not None for one in wanted], dtype=torch.uint8)
         self._ranks.exchange(lambda: dist.all_reduce(there, dist.ReduceOp.MAX, group=self._ranks.group))
 
@@ -90,7 +90,7 @@ class RankSums:
         return room
 
     def room(self, parameters: list[Any]) -> torch.Tensor | None:
-        """For two buckets of their gradients; None: there are none. Errors: BudgetExceeded."""
+        """Returns memory for two buckets of the parameters' gradients; None if there are none. Errors: BudgetExceeded."""
         memory = self._ranks.memory
         size = _room_bytes(parameters, self._ranks.count, _BUCKET_BYTES if memory is None else RankMemory.ROOM_BYTES // 2)
         if size == 0 or memory is None:
@@ -99,7 +99,7 @@ class RankSums:
         return torch.from_numpy(memory.room(self._ranks.rank)[:size])
 
     def add_up(self, flat: list[torch.Tensor], room: torch.Tensor, weights: list[float], sums: bool) -> None:
-        """Adds up `flat` over all ranks, as Tree does. Each rank adds up a slice of a bucket, which all then get. room: as room() made it."""
+        """Adds up the tensors `flat` over all ranks in place, as Tree does. Each rank sums one slice of a bucket. room: from room()."""
         if self._ranks.memory is None:
             self._by_sockets(flat, room, weights, sums)
         else:
@@ -125,7 +125,7 @@ class RankSums:
                     tree = Tree(sums)
                     for rank, weight in enumerate(weights):
                         tree.add(Node(0.0, weight, dict(enumerate(own if rank == ranks.rank else rows[rank]))))
-                    whole = list(tree.whole().gradients.values())  # In the first one's memory.
+                    whole = list(tree.whole().gradients.values())  # In the memory of rank 0's node.
                     if own and ranks.rank:
                         torch._foreach_copy_(own, whole)
                     return [whole] * ranks.count
@@ -136,12 +136,12 @@ class RankSums:
                     torch._foreach_copy_(pieces, places)
 
     def _by_rooms(self, memory: RankMemory, flat: list[torch.Tensor], half: int, weights: list[float], sums: bool) -> None:
-        """Each rank lays others' slices in its room, and adds up its own; the sum is in rank 0's then, where all read it."""
+        """Writes the other ranks' slices to this rank's room, sums its own slice into rank 0's room, and reads all sums there."""
         ranks = self._ranks
         rooms, turn = [torch.from_numpy(memory.room(rank)) for rank in range(ranks.count)], 0
         for kind in dict.fromkeys(one.dtype for one in flat):
             for some in _buckets([one for one in flat if one.dtype == kind], half // kind.itemsize):
-                # The other half's may still be read.
+                # Other ranks may still read the other half.
                 turn, places = 1 - turn, [room[turn * half:(turn + 1) * half].view(kind) for room in rooms]
                 length = -(-sum(map(len, some)) // ranks.count)
                 slices = list(_buckets(some, length))
@@ -158,7 +158,7 @@ class RankSums:
                     own, tree = slices[ranks.rank], Tree(sums)
                     for rank, weight in enumerate(weights):
                         tree.add(Node(0.0, weight, dict(enumerate(own if rank == ranks.rank else pieces_in(rank, ranks.rank)))))
-                    whole = list(tree.whole().gradients.values())  # In the first one's memory.
+                    whole = list(tree.whole().gradients.values())  # In the memory of rank 0's node.
                     if ranks.first:
                         torch._foreach_copy_(pieces_in(0, 0), whole)
                 ranks.exchange(memory.meet)
@@ -168,7 +168,7 @@ class RankSums:
         ranks.exchange(memory.meet)
 
     def _pass_pieces(self, come: Sequence[Sequence[torch.Tensor]], given: Callable[[], Sequence[Sequence[torch.Tensor]]]) -> None:
-        """Fills what comes from each other rank, and sends each what given() has for it. Receives are there first: see Ranks._await_rows()."""
+        """Receives `come` from each other rank, and sends it given() for it. Receives are posted first: see Ranks._await_rows()."""
         ranks = self._ranks
         others = [(ranks.rank + k) % ranks.count for k in range(1, ranks.count)]
         works: list[Any] = [dist.irecv(one, rank, group=ranks.group, tag=_PIECES) for rank in others for one in come[rank]]
@@ -178,10 +178,10 @@ class RankSums:
             for work in works:
                 work.wait()
         finally:
-            works.clear()  # They keep the connections, and errors keep this frame.
+            works.clear()  # Works keep connections open, and an error keeps this frame.
 
     def _as_on_first(self, buffers: list[torch.Tensor]) -> None:
-        """Copies rank 0's buffers to all ranks, as DistributedDataParallel does: statistics of a batch are rank 0's."""
+        """Copies rank 0's buffers to all ranks, as DistributedDataParallel does; so batch statistics are rank 0's."""
         if not buffers:
             return
         flat = [one.detach().contiguous().view(-1).view(torch.uint8) for one in buffers]
@@ -207,7 +207,7 @@ class RankSums:
         ranks, memory = self._ranks, self._ranks.memory
         assert memory is not None
         for turn, some in enumerate(_buckets(flat, half)):
-            lengths, begin = list(map(len, some)), turn % 2 * half  # The other half may still be read.
+            lengths, begin = list(map(len, some)), turn % 2 * half  # Other ranks may still read the other half.
             if not ranks.first:
                 ranks.exchange(memory.meet)
             parts = torch.from_numpy(memory.room(0))[begin:begin + sum(lengths)].split(lengths)
@@ -220,7 +220,7 @@ class RankSums:
 
 
 def _must_be_exchangeable(parameter: Any) -> None:
-    """Errors: ValueError for a gradient that gloo cannot add up."""
+    """Makes the parameter's gradient contiguous. Raises ValueError for a gradient that gloo cannot add up."""
     grad = parameter.grad
     if parameter.device.type != "cpu" or (grad is not None and grad.layout != torch.strided):
         raise ValueError(f"step: a parameter of {list(parameter.shape)} is on {parameter.device} and its gradient "
@@ -231,19 +231,19 @@ def _must_be_exchangeable(parameter: Any) -> None:
 
 
 def _room_bytes(parameters: list[Any], ranks: int, most: int) -> int:
-    """The bytes of two buckets for the gradients of `parameters`, at most `most` bytes each; slices for all ranks fill a bucket evenly."""
+    """Returns the bytes of two buckets for the gradients of `parameters`. Each bucket has at most `most` bytes, in equal slices for the ranks."""
     size = sum(one.grad.numel() * one.grad.element_size() for one in parameters)
     even = 16 * ranks
     return 2 * min(most // even, -(-size // even)) * even
 
 
 def _buffer_bytes(buffers: list[torch.Tensor]) -> int:
-    """The bytes of `buffers` that are copied from rank 0 at a time."""
+    """Returns the bytes of `buffers` that are copied from rank 0 at a time."""
     return min(RankMemory.ROOM_BYTES // 2, sum(one.numel() * one.element_size() for one in buffers))
 
 
 def _buckets(flat: Iterable[torch.Tensor], most: int) -> Iterator[list[torch.Tensor]]:
-    """Pieces of them, in their order, that are `most` elements together at most."""
+    """Yields pieces of the tensors, in order, in lists of at most `most` elements together."""
     some: list[torch.Tensor] = []
     left = most
     for one in flat:
@@ -261,7 +261,7 @@ def _buckets(flat: Iterable[torch.Tensor], most: int) -> Iterator[list[torch.Ten
 
 def _slices(some: list[torch.Tensor], ranks: int, staging: torch.Tensor) -> tuple[
         list[list[torch.Tensor]], list[tuple[list[torch.Tensor], list[torch.Tensor]]]]:
-    """(each rank's slice of a bucket: the tensors it is sent as, (places in `staging`, pieces that are copied there to be sent))."""
+    """Splits a bucket among the ranks. Returns (the tensors to send for each rank, (places in `staging`, pieces to copy there first))."""
     slices, staged, at = list(_buckets(some, -(-sum(map(len, some)) // ranks))), [], 0
     for k, pieces in enumerate(slices):
         if len(pieces) > 1 and min(map(len, pieces)) < _PIECE_LEAST:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that is stopped (SIGSTOP, a debugger): the others end it, and with it themselves (decision 0032).
+"""Ranks that are stopped (SIGSTOP, a debugger) for too long are killed, and the run ends on all ranks (decision 0032).
 
-Its sockets stay open, so gloo would wait for its time-out. A thread looks what state the kernel says it is in; one that
-computes, or waits, for however long is not stopped.
+The sockets of a stopped rank stay open, so gloo would wait for its time-out. A thread reads each rank's process state from
+/proc. A rank that computes or waits is never in the stopped state, however long it takes.
 
 Threads: one of its own, named plimsoll-ranks, beside the one that trains.
-Memory:  a descriptor a rank.
+Memory:  one file descriptor per rank.
 """
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import signal
 import threading
 import time
 
-_LOOKS_EVERY = 1.0  # Seconds, and four times within the bound at least.
+_LOOKS_EVERY = 1.0  # Seconds, or a quarter of the time allowed if that is less.
 
 
 def state_of(pid: int) -> str:
-    """One letter, as /proc has it; X: there is no such process."""
+    """Returns the process state in /proc, as one letter; "X" if there is no such process."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -28,21 +28,21 @@ def state_of(pid: int) -> str:
 
 
 class RankWatch:
-    """Over the other ranks of one machine, from its making to close()."""
+    """A watch over the other ranks of one machine, from construction to close()."""
 
     def __init__(self, pids: dict[int, int], seconds: float) -> None:
-        """pids: by rank, all alive. seconds: longest that one may be stopped."""
+        """Starts the watch. pids: process ids by rank, all alive. seconds: longest time that a rank may be stopped."""
         self._pids, self._seconds = pids, seconds
         self.stopped: dict[int, float] = {}
-        """Ranks that are, or were when they ended, and when it was first seen. Written by the thread, read by any."""
-        # A number may become another process's; a descriptor does not.
+        """Ranks that are stopped, or were when they ended, with the time it was first seen. Written by the thread, read by any."""
+        # A PID may be reused by another process; a descriptor is not.
         self._handles = {rank: os.pidfd_open(pid) for rank, pid in pids.items()}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._look, name="plimsoll-ranks", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """A second close does nothing."""
+        """Ends the watch; a second close does nothing."""
         if not self._closed.is_set():
             self._closed.set()
             self._thread.join()
@@ -53,7 +53,7 @@ class RankWatch:
         every, before = min(_LOOKS_EVERY, self._seconds / 4), time.monotonic()
         while not self._closed.wait(every):
             now = time.monotonic()
-            if now - before > 2 * every:  # This one was stopped itself, or kept from looking: others may just have gone on.
+            if now - before > 2 * every:  # This process was itself stopped or delayed: the others may have resumed meanwhile.
                 self.stopped.clear()
             before = now
             for rank, pid in self._pids.items():

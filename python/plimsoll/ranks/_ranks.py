@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks: the processes that train one run together, as torchrun starts them, on one machine or several that share its folder.
 
-Everything that could go differently on one rank is done in agreed(): each does its part and says how it
-went, and what one was refused or failed in, all are refused or fail in. So they stay at the same step.
+Everything that could go differently on one rank is done in agreed(). Each rank does its part and reports the outcome. If one
+is refused or fails, all raise. So they stay at the same step.
 
     a batch        the order of one process, cut by position           RunLoader
     a step         gradients in a tree, by buckets of a fixed size, then the update: agreed() after each,
-                   before anything counts                               RankSums, TrainingStep
-    the limit      of a machine, less what its launcher holds, in equal shares    share()
-    a commit       each rank its own part; then rank 0 publishes        _run_commit.save()
-    what is asked  signals of any rank, files read by rank 0            settle(), Limits
+                   before the step counts                               RankSums, TrainingStep
+    the limit      that of a machine, less its launcher's memory, in equal shares    share()
+    a commit       each rank writes its part; then rank 0 publishes     _run_commit.save()
+    requests       signals of any rank, files read by rank 0            settle(), Limits
 
-All that travels goes through memory that all ranks have mapped (src/memory/rank_memory.h); over gloo between machines, and where a
-system forbids that.
+Ranks exchange through memory that all of them map (src/memory/rank_memory.h); between machines, or where a system forbids
+that, over gloo.
 
 Threads: the thread that trains, and the one of _rank_watch.py.
-Memory:  1 KiB a rank, and what _rank_sums.py and _rank_rows.py exchange.
+Memory:  1 KiB per rank, and the exchange buffers of _rank_sums.py and _rank_rows.py.
 """
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ if TYPE_CHECKING:
     from ._messages import Boundary, States, Table, Wanted
     from ._virtual_workers import Node
 
-_THROUGH_MEMORY = True  # bench/scale, and tests: what ranks of several machines send is sent.
+_THROUGH_MEMORY = True  # False in bench/scale and tests: exchange over gloo, as between machines.
 _NUMBERS = 6
-_FIGURES = ("requested_bytes", "available_bytes", "limit_bytes", "smallest_limit_bytes")  # Of a refusal: its numbers.
+_FIGURES = ("requested_bytes", "available_bytes", "limit_bytes", "smallest_limit_bytes")  # The numbers of a refusal.
 _TEXT = 960
-_ROW = struct.Struct(f"<ii{_NUMBERS}d{_TEXT}s")  # Where a rank is, how it went, numbers, words.
+_ROW = struct.Struct(f"<ii{_NUMBERS}d{_TEXT}s")  # The place of a rank, its outcome, numbers, text.
 _FINE, _REFUSED, _UNWEIGHTED, _PRESSED, _FAILED = range(5)
 _PLACES = ("the beginning", "the parts", "the next batch", "run.step()", "the boundary of a step", "a commit", "a lookup")
-_MEET = {"run.step()", "a lookup"}  # Who has looked up all of a step serves those who have not.
+_MEET = {"run.step()", "a lookup"}  # A rank whose lookups are done serves the others'.
 _ASKED = ("", "pause", "stop")
-_JOINING = 1800.0  # Seconds until all ranks have to have started; gloo's.
+_JOINING = 1800.0  # Seconds within which all ranks must start; gloo's default.
 _ASKS_EVERY = 0.01
-_ENDING = 2.0  # Seconds in which a rank that has left becomes a process that has ended.
+_ENDING = 2.0  # Seconds that a rank's process may take to end after its connection closed.
 _PR_SET_PDEATHSIG = 1
 _END = object()
 _T = TypeVar("_T")
@@ -79,10 +79,10 @@ class Said:
 
 
 def join(stopped_seconds: float, **same: Any) -> Group:
-    """The ranks that this process is one of, or itself.
+    """Returns the ranks that this process belongs to, or Solo for a process that trains alone.
 
-    stopped_seconds: longest that one may be stopped; 0: half an hour, as long as gloo waits.
-    same:            what must be the same on all of them. Errors: ValueError naming it.
+    stopped_seconds: longest time that a rank may be stopped; 0: half an hour, gloo's time-out.
+    same:            values that must be equal on all ranks. Errors: ValueError naming one that is not.
     """
     count = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
     if dist.is_available() and dist.is_initialized():
@@ -109,24 +109,24 @@ class Ranks:
             _make_default_group()
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         self.group: Any = dist.new_group(backend="gloo")  # The default one may be for other devices.
-        self._board = torch.zeros(self.count * _ROW.size, dtype=torch.uint8)  # Made before any limit.
+        self._board = torch.zeros(self.count * _ROW.size, dtype=torch.uint8)  # Allocated before any limit.
         self._bytes = self._board.numpy().data
         self._next = torch.zeros_like(self._board)
-        self._coming: list[Any] = []  # Receives of rank 0, which are there before anybody sends.
+        self._coming: list[Any] = []  # Receives of rank 0, posted before the others send.
         self._await_rows()
-        self._pids: dict[int, int] = {}  # Of the ranks of this machine.
+        self._pids: dict[int, int] = {}  # Process ids of the ranks of this machine.
         self.tables: list[Table] = []
-        """Tables whose rows are dealt to ranks, in the same order on all ranks."""
+        """Tables whose rows are divided among ranks, in the same order on all ranks."""
         self._over = False
         self._watch: RankWatch | None = None
         self._governor: Governor | None = None
         self.memory: _core.RankMemory | None = None
-        """None: gloo exchanges words, rows and gradients."""
+        """Memory that all ranks map; None: gloo exchanges messages, rows and gradients."""
         self.sums = RankSums(self)
         self.undisturbed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        """Inside, no stop of the watcher is raised: the others would wait for half of what is exchanged."""
+        """Makes a context in which the watcher raises no stop: an interrupted exchange would leave the others waiting."""
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            # Of a launcher that is killed nothing trains on, beside the one that is started next.
+            # Ranks of a killed launcher must not train on beside those of the next one.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         said = self.say("the beginning", os.getpid(), text=_machine())
         self._pids = {rank: int(one.numbers[0]) for rank, one in enumerate(said) if one.text == said[self.rank].text}
@@ -140,7 +140,7 @@ class Ranks:
                 warnings.warn(f"Run: a rank that is stopped is noticed by gloo's time-out alone: {error}", RuntimeWarning, stacklevel=2)
 
     def _open_memory(self) -> None:
-        """On all ranks, or on none."""
+        """Maps the memory of all ranks, on all of them or on none."""
         memory, why = None, ""
         try:
             memory = _core.RankMemory(self.rank, self.count, _ROW.size)
@@ -164,33 +164,33 @@ class Ranks:
 
     @property
     def core_governor(self) -> _core.Governor | None:
-        """The core's governor of this rank's share; None before there is one."""
+        """The core's governor of this rank's share; None before it is made."""
         return None if self._governor is None else self._governor._core
 
     @property
     def first(self) -> bool:
-        """Whether it is the rank that writes the run's folder."""
+        """Whether this is rank 0, which writes the run's folder."""
         return self.rank == 0
 
     def either(self, alone: Callable[[], _T], together: Callable[[Ranks], _T]) -> _T:
-        """alone() of a process that trains alone; of several together(), with the ranks."""
+        """Returns together(self). Solo, a process that trains alone, returns alone()."""
         return together(self)
 
     # ---- Agreement ----
 
     def on_all(self, place: str, work: Callable[[], Any]) -> Any:
-        """work(), on all ranks or on none. Errors: as agreed()."""
+        """Returns work(), done on all ranks or on none. Errors: those of agreed()."""
         return self.agreed(place, work)[0]
 
     def agreed(self, place: str, work: Callable[[], Any],
                says: Callable[[Any], tuple[float, ...]] = lambda _: (),
                words: Callable[[Any], str] = lambda _: "") -> tuple[Any, list[Said]]:
-        """(work(), what all ranks said of theirs), once it is done on all of them.
+        """Returns (work(), the messages of all ranks), once it is done on all of them.
 
-        Where others look rows up meanwhile, this one serves what is asked of it.
+        Meanwhile this rank serves the lookups of other ranks.
 
-        Errors: what work() raised, here or elsewhere: of another rank's BudgetExceeded, MemoryPressure,
-                ValueError and RuntimeError for all else; ConnectionError when a rank has ended.
+        Errors: those of work(), here or on another rank. Another rank's error is raised as BudgetExceeded, MemoryPressure,
+                ValueError, or RuntimeError for all others; ConnectionError when a rank has ended.
         """
         numbers: tuple[float, ...]
         value, numbers, text, error = None, (), "", None
@@ -215,10 +215,10 @@ class Ranks:
             self._raise_worst(said, error)
             return value, said
         finally:
-            error = None  # Its frames hold what the work held.
+            error = None  # Its frames keep the objects of work() alive.
 
     def look_up(self, table: Table, wanted: Wanted) -> torch.Tensor:
-        """Rows of one table, for this rank and whoever looks up there now. Errors: as agreed()."""
+        """Returns the rows of `table` that this rank wants, and serves the other ranks' lookups. Errors: those of agreed()."""
         numbers: tuple[float, ...]
         numbers, text, error = (), "", None
         try:
@@ -238,7 +238,7 @@ class Ranks:
 
     @staticmethod
     def counts_as_text(counts: Sequence[int]) -> str:
-        """Writes the numbers of rows wanted from each rank as text. Errors: ValueError where they do not fit into a message."""
+        """Writes the number of rows wanted from each rank as text. Errors: ValueError where it exceeds a message."""
         text = ",".join(map(str, counts))
         if len(text) > _TEXT:
             raise ValueError(f"run.embedding: {sum(counts)} rows of {len(counts)} ranks in one lookup: their counts are {len(text)} "
@@ -246,19 +246,19 @@ class Ranks:
         return text
 
     def _raise_worst(self, said: list[Said], own: BaseException | None) -> None:
-        """Raises the error of the rank that is worst off, if there is one. own: this rank's error."""
+        """Raises the gravest error of any rank, if there is one. own: this rank's error."""
         worst = max(said, key=lambda one: one.how)
         if own is not None and _how(own) == worst.how:
             own._told_to_ranks = True  # type: ignore[attr-defined]
             try:
                 raise own
             finally:
-                own = None  # Its frames hold what the work held, and this one would hold it.
+                own = None  # Its frames keep the objects of work() alive, as would this frame.
         if worst.how != _FINE:
             self._raise_for(said.index(worst), worst)
 
     def _served(self, said: list[Said], own: tuple[int, Wanted] | None) -> torch.Tensor | None:
-        """One lookup: of the first table that any rank looks up in. None: it was not this rank's own."""
+        """Makes one lookup: that of the first table that any rank looks up. Returns this rank's rows; None if it only served."""
         table = int(min(one.numbers[0] for one in said if one.place == "a lookup"))
         asked_by = [list(map(int, one.text.split(","))) if one.place == "a lookup" and one.numbers[0] == table
                     else [0] * self.count for one in said]
@@ -268,11 +268,11 @@ class Ranks:
         return rows if mine else None
 
     def all_to_all(self, got: torch.Tensor, given: torch.Tensor, got_of: list[int], given_to: list[int]) -> None:
-        """So many entries from, and to, each rank."""
+        """Exchanges entries with all ranks: `got_of[rank]` are received from each, `given_to[rank]` are sent."""
         self.exchange(lambda: dist.all_to_all_single(got, given, got_of, given_to, group=self.group))
 
     def say(self, place: str, *numbers: float, text: str = "") -> list[Said]:
-        """Exchanges one message per rank. Returns those of all ranks, in their order."""
+        """Exchanges one message per rank. Returns those of all ranks, in order of rank."""
         said = self._told(place, _FINE, numbers, text)
         for rank, one in enumerate(said):
             if one.how != _FINE:
@@ -280,12 +280,12 @@ class Ranks:
         return said
 
     def first_says(self, place: str, work: Callable[[], float]) -> float:
-        """Runs work() on the first rank alone. Returns its result on all ranks."""
+        """Runs work() on rank 0 alone. Returns its result on all ranks."""
         _, said = self.agreed(place, lambda: work() if self.first else 0, lambda number: (number,))
         return said[0].numbers[0]
 
     def alone(self, work: Callable[[], Any]) -> Any:
-        """work(), in a step, without waiting for the others: where it fails, they fail at their next word."""
+        """Returns work(), in a step, without waiting for other ranks. If it fails, they fail at their next message."""
         try:
             return work()
         except BaseException as error:
@@ -298,7 +298,7 @@ class Ranks:
         return all(one.numbers[0] for one in self.say(place, yes))
 
     def any(self, place: str, yes: bool) -> bool:
-        """Whether any rank does."""
+        """Whether any rank says yes."""
         return any(one.numbers[0] for one in self.say(place, yes))
 
     def least(self, place: str, number: int) -> int:
@@ -306,12 +306,12 @@ class Ranks:
         return int(min(one.numbers[0] for one in self.say(place, number)))
 
     def must_be_same(self, place: str, values: dict[str, Any], advice: str) -> None:
-        """Errors: ValueError, on all ranks, naming what is not the same on all."""
+        """Raises ValueError on all ranks, naming a value that differs between them."""
         for name, rank in self.differing(place, values):
             raise ValueError(f"Run: {name} of rank {rank} is not that of rank 0: {advice}")
 
     def differing(self, place: str, values: dict[str, Any]) -> Iterator[tuple[str, int]]:
-        """Yields (name, rank) for each value that differs between ranks, in the order of rank 0. rank: the first that differs from rank 0.
+        """Yields (name, rank) for each value that differs between ranks, in rank 0's order. rank: the first whose value is not rank 0's.
 
         Errors: ValueError where ranks have different numbers of values.
         """
@@ -322,7 +322,7 @@ class Ranks:
             said = self.say(place, len(names), *sums)
             for k, name in enumerate(["the number of parts", *some]):
                 other = [rank for rank, one in enumerate(said) if one.numbers[k] != said[0].numbers[k]]
-                if other and k == 0:  # Nor would they come to the same place here.
+                if other and k == 0:  # The ranks would make different numbers of exchanges below.
                     raise ValueError(f"Run: {name} of rank {other[0]} is not that of rank 0: track the same on all ranks")
                 if other:
                     yield name, other[0]
@@ -349,7 +349,7 @@ class Ranks:
         return said
 
     def _pass_on(self) -> None:
-        """Each rank's row to all; over gloo by rank 0, in a third of an all-reduce's time."""
+        """Sends each rank's message to all. Over gloo rank 0 passes them on, in a third of an all-reduce's time."""
         row = _ROW.size
         work: Any
         if self.memory is not None:
@@ -366,7 +366,7 @@ class Ranks:
             dist.recv(self._board, 0, group=self.group)
 
     def _await_rows(self) -> None:
-        """Before they are sent: gloo spins on a core while something has come that nobody waits for."""
+        """Posts rank 0's receives before the messages are sent: gloo spins on a core while data has arrived without a receive."""
         if self.first:
             rows = self._next.view(self.count, _ROW.size)
             self._coming = [dist.irecv(rows[rank], rank, group=self.group) for rank in range(1, self.count)]
@@ -383,8 +383,9 @@ class Ranks:
         raise error
 
     def exchange(self, collective: Callable[[], Any]) -> None:
-        """collective(), of gloo's or of memory. Errors: ConnectionError naming the rank that has ended; what ends the wait here, such as
-        MemoryPressure, after which the others hear that this one has left."""
+        """Calls collective(), which exchanges over gloo or memory. Errors: ConnectionError naming the rank that has ended; an exception that
+        interrupts the wait, such as MemoryPressure, after which the other ranks fail too.
+        """
         try:
             with self.undisturbed():
                 collective()
@@ -396,7 +397,7 @@ class Ranks:
                 gone = [f"rank {rank} (process {pid})" for rank, pid in self._pids.items() if state_of(pid) in "ZX"]
                 time.sleep(0.01)
             stopped = [] if self._watch is None else list(self._watch.stopped)
-            self.close()  # Those that wait for this one hear it, too.
+            self.close()  # Ranks that wait for this one fail, too.
             said = str(error).splitlines()[0].split(". ")[0]
             elsewhere = " of another machine" if 0 < len(self._pids) < self.count else ""
             who = " and ".join(gone) + " ended" if gone else f"a rank{elsewhere} does not answer"
@@ -405,22 +406,22 @@ class Ranks:
             raise ConnectionError(
                 f"Run: {who}, and the others end with it. The last commit stands: start all again, or have "
                 f"torchrun do it with --max-restarts ({said})") from None
-        except BaseException:  # The watcher's, or a signal's handler's: the others have heard half of what was exchanged.
+        except BaseException:  # Raised by the watcher or a signal's handler: the exchange is incomplete on other ranks.
             self.close()
             raise
 
     @property
     def over(self) -> bool:
-        """Whether nothing can be agreed any more."""
+        """Whether the ranks have parted, so that no exchange is possible."""
         return self._over
 
     def close(self) -> None:
-        """Leaves the others. A second close does nothing."""
+        """Leaves the other ranks. A second close does nothing."""
         if self._watch is not None:
             self._watch.close()
         if self.memory is not None:
             self.memory.close()
-        self._coming.clear()  # They keep the connections.
+        self._coming.clear()  # They keep the connections open.
         if self.group is not None and dist.is_initialized():
             dist.destroy_process_group(self.group)
         self.group, self._over = None, True
@@ -429,25 +430,25 @@ class Ranks:
 
     @staticmethod
     def shares(part: Any) -> bool:
-        """Whether a part is the same on all ranks, and rank 0 writes it; any other is each rank's own."""
+        """Whether a part is the same on all ranks and written by rank 0; any other part belongs to each rank."""
         return isinstance(part, _SHARED)
 
     def check_parts(self, parts: dict[str, Any]) -> None:
-        """Errors: ValueError for a module that averages gradients itself."""
+        """Raises ValueError for a module that averages gradients itself."""
         for name, part in parts.items():
             if isinstance(part, torch.nn.parallel.DistributedDataParallel):
                 raise ValueError(f"track: {name} is a DistributedDataParallel, and the run averages the gradients of "
                                  f"its ranks itself: run.track({name}={name}.module), and call that")
 
     def check_shared(self, parts: States) -> None:
-        """Errors: ValueError naming a part that has to be the same on all ranks, and is not."""
+        """Raises ValueError naming a part that must be the same on all ranks, and is not."""
         self.must_be_same("the parts", parts.states(self.shares), "make it after the run, whose seed is the same on all ranks, and load "
                           "the same files")
 
     def own_states(self, parts: States, live: dict[str, Any], more: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """(parts that this rank writes at a commit, names of what is not the same on all, of `more` too).
+        """Returns (the states that this rank writes at a commit, names of states and of values in `more` that differ between ranks).
 
-        live: states of all parts. Errors: ValueError naming one that has to be the same.
+        live: states of all parts. Errors: ValueError naming a part that must be the same on all ranks.
         """
         self.must_be_same("a commit", parts.states(self.shares),
                           "step with run.step() only, and change nothing by the rank")
@@ -458,27 +459,27 @@ class Ranks:
     # ---- A step ----
 
     def next(self, batches: Iterator[Any]) -> Any:
-        """Each rank's next batch. Errors: StopIteration, on all at once."""
+        """Returns this rank's next batch. Errors: StopIteration, on all ranks at once."""
         batch = self.agreed("the next batch", lambda: next(batches, _END))[0]
         if batch is _END:
             raise StopIteration
         return batch
 
     def check_made(self, made: bool) -> None:
-        """Errors: ValueError where a body had no run.step()."""
+        """Raises ValueError if a step's body made no run.step()."""
         if not made:
             raise ValueError("steps: a body of several ranks makes its step by run.step(), which averages their "
                              "gradients; a backward and an optimizer of your own are for one process")
 
     def gradients(self, graded: Callable[[], tuple[float, float, float]], parameters: Callable[[], list[Any]],
                   models: list[Any], sums: bool) -> Node:
-        """Does the same as RankSums.gradients(), for the parameters that parameters() returns."""
+        """Returns RankSums.gradients() for the parameters that parameters() returns."""
         return self.sums.gradients(graded, parameters(), models, sums)
 
     def write_last(self, write: Callable[[], None], undo: contextlib.ExitStack) -> contextlib.ExitStack:
-        """write(), on all ranks: rows of tables, after an update that undo would put back. Returns what puts it back from now on.
+        """Calls write() on all ranks: it writes rows of tables, after an update that `undo` would take back. Returns the rest of `undo`.
 
-        Where it fails on one, rows of others have changed: nothing is put back or committed any more.
+        If it fails on one rank, the rows of others have changed. Then nothing is undone or committed any more.
         """
         written = undo.pop_all()
         try:
@@ -499,7 +500,7 @@ class Ranks:
         return max((whole - launcher) // len(self._pids), 1 << 20)
 
     def whole(self, share_bytes: int) -> int:
-        """The limit of a machine of which that is a rank's share."""
+        """Returns the limit of a machine whose ranks have this share."""
         return share_bytes * len(self._pids) + self._launcher_bytes
 
     def governor(self, memory_limit: int | str, **options: Any) -> Governor:
@@ -516,7 +517,7 @@ class Ranks:
     # ---- The folder, and what is asked ----
 
     def open_folder(self, root: str, opened: Callable[[], tuple[Any, bool, int, str]]) -> tuple[Any, bool, int, str]:
-        """Rank 0 has opened() it: (the folder, whether it is a run already, threads, run.toml)."""
+        """Opens the folder on rank 0 by opened(). Returns (folder, whether it is a run already, threads, text of run.toml)."""
         made, said = self.agreed("the beginning", lambda: opened() if self.first else (Beside(root), False, 0, ""),
                                  lambda made: made[1:3])
         return made[0], bool(said[0].numbers[0]), int(said[0].numbers[1]), made[3]
@@ -525,7 +526,7 @@ class Ranks:
         return Limits(self, governor, root)
 
     def settle(self, own: Boundary, limits: Limits) -> Boundary:
-        """Combines every rank's requests between two steps into those that all obey. Takes a new limit on the way."""
+        """Combines the requests of all ranks between two steps, so that all act alike. Applies a new limit on the way."""
         said = self.say("the boundary of a step", _ASKED.index(own.asked), own.pressure is not None, own.due,
                         self.first and limits.asked(), own.wanted, text=str(own.pressure or own.why))
         if said[0].numbers[3]:
@@ -538,11 +539,11 @@ class Ranks:
                                    due=bool(said[0].numbers[2]), wanted=any(one.numbers[4] for one in said))
 
 
-_OF_DEVICES = "devices "  # As limit_requests.cpp has it.
+_OF_DEVICES = "devices "  # The same as in limit_requests.cpp.
 
 
 class Limits:
-    """`plimsoll limit`, as _core.LimitRequests has it for one process: looked for between two steps."""
+    """The requests of `plimsoll limit` for several ranks, read between two steps; _core.LimitRequests is for one process."""
 
     def __init__(self, ranks: Ranks, governor: Governor, run: str) -> None:
         self._ranks, self._governor, self._request = ranks, governor, pathlib.Path(run) / ".limit"
@@ -552,16 +553,16 @@ class Limits:
         return self._request.exists()
 
     def move(self) -> None:
-        """On all ranks: rank 0 takes the request, and each moves its share."""
+        """Takes the request on rank 0 and applies it on all ranks, each to its share."""
         text = ""
         if self._ranks.first:
             taken = self._request.with_name(".limit.taken")
-            os.replace(self._request, taken)  # A request that comes meanwhile is another one.
+            os.replace(self._request, taken)  # A request written meanwhile is kept as the next one.
             text = taken.read_text(encoding="utf-8", errors="replace").strip()
             taken.unlink()
         text = self._ranks.say("the boundary of a step", text=text)[0].text
         if text.startswith(_OF_DEVICES):
-            self._outcomes.append((text.removeprefix(_OF_DEVICES), None, "", True))  # Each rank's own.
+            self._outcomes.append((text.removeprefix(_OF_DEVICES), None, "", True))  # Each rank applies it to its devices.
             return
         try:
             share = self._ranks.share(text)
@@ -579,7 +580,7 @@ class Limits:
 
 
 class Beside:
-    """The folder of a run as ranks see it that do not write it: _core.RunFolder's methods do nothing, but wait for room."""
+    """The run's folder for ranks that do not write it: methods of _core.RunFolder do nothing, except to wait for room."""
 
     def __init__(self, root: str) -> None:
         self._root, self._room = pathlib.Path(root), _core.RunRoom(root)
@@ -599,17 +600,17 @@ class Beside:
 
 
 def _make_default_group() -> None:
-    """Left to the program, which may use it too: it cannot be made twice."""
+    """Makes torch's default group, which cannot be made twice. It stays open, as the program may use it too."""
     store, rank, count = next(dist.rendezvous("env://"))
     store = dist.PrefixStore(f"plimsoll/{_name_of_start(store, rank, count)}", store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
 
 
 def _name_of_start(store: Any, rank: int, count: int) -> str:
-    """Returns the name of this start, the same on all ranks. Launchers keep their store when they start ranks again, and without a new
-    name gloo would find addresses of ranks that ended. Each launcher counts its own restarts, so a count cannot be the name.
+    """Returns the name of this start, the same on all ranks. Launchers keep their store when they restart ranks. Without a new name
+    gloo would find addresses of ranks that ended. Launchers count their restarts separately, so a count cannot be the name.
 
-    Each rank asks with a word that no other start has. Rank 0 makes the name and answers. All go on when all have answered to it.
+    Each rank asks with a unique word. Rank 0 makes the name and answers. All go on when all have acknowledged it.
     Errors: ConnectionError where a rank has not answered after _JOINING seconds.
     """
     until = time.monotonic() + _JOINING
@@ -626,14 +627,14 @@ def _name_of_start(store: Any, rank: int, count: int) -> str:
             for one in sorted(silent):
                 if there(f"plimsoll/answered/{name}/{one}"):
                     silent.remove(one)
-                elif there(f"plimsoll/asked/{one}"):  # Perhaps by one that has ended, and then asks anew.
+                elif there(f"plimsoll/asked/{one}"):  # Maybe by a process that has ended; its successor asks again.
                     store.set(f"plimsoll/told/{store.get(f'plimsoll/asked/{one}').decode()}", name)
             time.sleep(_ASKS_EVERY)
         store.set(f"plimsoll/begun/{name}", "")
     else:
         store.set(f"plimsoll/asked/{rank}", own)
         while name == own or not there(f"plimsoll/begun/{name}"):
-            if there(f"plimsoll/told/{own}"):  # Perhaps by a rank 0 that has ended, and by the next one then.
+            if there(f"plimsoll/told/{own}"):  # Maybe by a rank 0 that has ended; its successor tells again.
                 name = store.get(f"plimsoll/told/{own}").decode()
                 store.set(f"plimsoll/answered/{name}/{rank}", "")
             time.sleep(_ASKS_EVERY)
@@ -654,13 +655,13 @@ def _figures(error: BaseException) -> tuple[float, ...]:
 
 
 def _machine() -> str:
-    """The same on all ranks that see one another's processes and share a limit: a kernel, a container's processes, a node of torchrun."""
+    """Returns a text that is equal on ranks that see one another's processes and share a limit: kernel, PID namespace, torchrun's node."""
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.environ.get('GROUP_RANK', '0')}"
 
 
 def _launcher_bytes() -> int:
-    """Anonymous and shared memory of the process that started this one; 0 where torchrun did not."""
+    """Returns the anonymous and shared memory of the parent process, in bytes; 0 if torchrun did not start this one."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return 0
     with contextlib.suppress(OSError):
@@ -670,7 +671,7 @@ def _launcher_bytes() -> int:
 
 
 def _checksum(value: Any, before: int = 0) -> int:
-    """Computes the CRC-32 of a state: tensors by their bytes, all else by its text. before: the checksum to go on from."""
+    """Computes the CRC-32 of a state: tensors by their bytes, other values by their text. before: the checksum to continue."""
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous().view(-1)
         text = f"{value.dtype} {list(value.shape)}".encode()

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual workers: what a step's batch is cut for, whichever ranks do their work.
+"""Virtual workers: the fixed number of shares that a step's batch is cut into, whatever the number of ranks.
 
     one process, 8 of them     g0 g1 g2 g3 g4 g5 g6 g7, one after another
     rank 1 of 4                      g2 g3
-    the gradient of a step     ((g0 g1)(g2 g3))((g4 g5)(g6 g7)), a pair's mean by weight, or its sum
+    the gradient of a step     ((g0 g1)(g2 g3))((g4 g5)(g6 g7)), each pair's mean by weight, or its sum
 
-Each has its own rows, its own random numbers and the buffers that the step began with, and neighbours are
-added up first. So a step has the same bits for any number of ranks that have whole subtrees.
+Each worker has its own rows, its own random numbers, and the buffers with which the step began. Gradients of neighbours
+are added first. So a step has the same bits for any number of ranks that have whole subtrees.
 
 Reading order: this file, _backward.py, _ranks.py.
 Threads: the thread that trains.
-Memory:  while a step is made log2(workers of this rank) + 1 gradients, and two copies of the models' buffers.
+Memory:  during a step, log2(workers of this rank) + 1 gradients, and two copies of the models' buffers.
 """
 from __future__ import annotations
 
@@ -21,36 +21,35 @@ from typing import Any, NoReturn
 
 from ..core._random_states import kept_random, mixed, seed_main
 
-_STEP = 2  # What a random state is for: 0 and 1 are of _run_loader.py.
+_STEP = 2  # The purpose of a random state; _run_loader.py has 0 and 1.
 
 
 class WorkerBatches(tuple):
-    """A batch for each virtual worker of this process, in their order: run.step() calls its function with
-    one after another."""
+    """The batches of this process's virtual workers, in their order. run.step() calls its function with each in turn."""
 
     absent = 0
-    """So many of the last have none at the end of an epoch, and stand in for one: run.step() leaves them out."""
+    """The number of last workers without rows, at the end of an epoch. Their entries are placeholders, which run.step() skips."""
 
 
 @dataclasses.dataclass(frozen=True)
 class VirtualWorkers:
-    """Those of a run."""
+    """The virtual workers of a run, and those that this process does."""
 
     count: int
-    """How many the run has."""
+    """The number of workers of the run."""
     first: int = 0
-    """The first that is this process's."""
+    """The number of this process's first worker."""
     own: int = 1
-    """How many are."""
+    """The number of this process's workers."""
     seed: int = 0
     told: bool = False
-    """Whether the program asked for them, and gets WorkerBatches."""
+    """Whether the program set their number, and gets WorkerBatches."""
 
     @classmethod
     def dealt(cls, told: int, rank: int, ranks: int, seed: int) -> VirtualWorkers | None:
-        """Rank's share of `told` of them, 0: of as many as there are ranks. None: a single one, told of none.
+        """Returns the share of one rank in `told` workers; 0 means one per rank. None: one process, for which no number is set.
 
-        Errors: ValueError for numbers that cannot be dealt.
+        Errors: ValueError for numbers that cannot be divided so.
         """
         if told < 0 or (told and told & (told - 1)):
             raise ValueError(f"Run: virtual_workers {told} must be a power of two, such as 8")
@@ -63,24 +62,24 @@ class VirtualWorkers:
         return cls(max(told, ranks), rank * own, own, seed, told > 0)
 
     def cut(self, begin: int, rows: int) -> list[tuple[int, int]]:
-        """[from, to) for each of this process's, of so many rows of all workers that begin there: as many each,
-        give or take one."""
+        """Returns [from, to) for each of this process's workers. All workers of the run divide the `rows` rows from `begin`; their
+        shares differ by at most one.
+        """
         edges = [begin + rows * worker // self.count for worker in range(self.first, self.first + self.own + 1)]
         return list(zip(edges, edges[1:]))
 
     def refuse(self, what: str, advice: str) -> NoReturn:
-        """Errors: ValueError, for what they cannot have yet."""
+        """Raises ValueError for a feature that virtual workers do not support."""
         whose = "virtual workers" if self.told else "ranks"
         raise ValueError(f"{what}: a run of {self.count} {whose} cannot have it yet; {advice}")
 
     def each(self, batch: Any) -> Any:
-        """Returns the batch that run.step() gets when each worker has this same one."""
+        """Returns the batch for run.step() in which each worker has this same one."""
         return WorkerBatches([batch] * self.own) if self.told and not isinstance(batch, WorkerBatches) else batch
 
     @contextlib.contextmanager
     def seeded(self, number: int, step: int) -> Iterator[None]:
-        """Inside, the main generators begin where they do for this process's worker `number` in that step;
-        afterwards they are as before."""
+        """Seeds the main generators for this process's worker `number` in a step. They are restored after the block."""
         with kept_random(devices=True):
             seed_main(mixed(self.seed, step, self.first + number, _STEP), devices=True)
             yield
@@ -88,7 +87,7 @@ class VirtualWorkers:
 
 @dataclasses.dataclass
 class Node:
-    """Gradients of workers together, by the identity of what they are of; a loss; and what they weigh."""
+    """The gradients of some workers by id(parameter), their loss, and their weight."""
 
     loss: float
     weight: float
@@ -96,15 +95,15 @@ class Node:
 
 
 class Tree:
-    """Adds nodes up by pairs of neighbours, ((0 1)(2 3))(4 …), as they come: the same additions wherever a
-    subtree was added up.
+    """Adds up nodes as they come, by pairs of neighbours: ((0 1)(2 3))(4 …). A subtree that was summed elsewhere gives the same
+    bits.
 
-    sums: losses and gradients are sums; else means by weight. The gradients of nodes are written.
+    sums: losses and gradients are sums; else means by weight. The gradients of nodes are overwritten.
     """
 
     def __init__(self, sums: bool) -> None:
         self._sums = sums
-        self._waiting: list[tuple[int, Node]] = []  # Subtrees, and how many nodes each has.
+        self._waiting: list[tuple[int, Node]] = []  # (number of nodes, their sum) for each subtree.
 
     def add(self, node: Node) -> None:
         self._waiting.append((1, node))
@@ -112,7 +111,7 @@ class Tree:
             self._join()
 
     def whole(self) -> Node:
-        """All of them."""
+        """Returns the sum of all nodes."""
         while len(self._waiting) > 1:
             self._join()
         return self._waiting.pop()[1]
@@ -123,7 +122,7 @@ class Tree:
 
 
 def joined(left: Node, right: Node, sums: bool) -> Node:
-    """Both as one, in the left one's memory. What only one has a gradient of is zero in the other."""
+    """Adds two nodes, in the memory of `left`. A gradient that only one has is added to zero."""
     import torch
 
     shares = shares_of(left.weight, right.weight, sums)
@@ -137,7 +136,7 @@ def joined(left: Node, right: Node, sums: bool) -> Node:
         for mine, other in ((left.gradients, right.gradients), (right.gradients, left.gradients)):
             alone = [gradient for key, gradient in mine.items() if key not in other]
             if alone:
-                torch._foreach_add_(alone, 0.0)  # As with zeros: −0 becomes 0.
+                torch._foreach_add_(alone, 0.0)  # The same bits as adding zeros: −0 becomes 0.
     loss = left.loss * shares[0] + right.loss * shares[1]
     return Node(loss, left.weight + right.weight, {**right.gradients, **left.gradients})
 
@@ -160,14 +159,14 @@ class Buffers:
         return (one for model in self._models for one in model.buffers())
 
     def turn(self, number: int) -> None:
-        """Before worker `number` begins."""
+        """Restores the step's buffers before worker `number` begins."""
         if number == 1:
             self._kept = [one.clone() for one in self._all()]
         if number:
             self._write(self._begun)
 
     def end(self) -> None:
-        """After the last one's turn."""
+        """Restores the first worker's buffers after the last turn."""
         if self._kept is not self._begun:
             self._write(self._kept)
 

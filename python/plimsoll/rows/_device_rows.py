@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a step's lookups on a device: gathered into pinned host memory, and their gradients brought back.
+"""Rows of a step's lookups on a device: gathered into pinned host memory, with gradients that come back to the host.
 
-A lookup's leaf is on the device, so gradients add up there. They come to the host together, when the optimizers are about to step:
-that waits for the stream that computes, and for no other work of the device.
+A lookup's leaf is on the device, so its gradient accumulates there. All gradients come to the host together, when the optimizers
+are about to step. That waits for the stream that computes, and for no other work of the device.
 
 Reading order: _pinned.py, _embedding.py, this file, _run_embedding.py.
 Threads: the thread that trains; backward may look up again in a thread of autograd (recomputing).
-Memory:  two slots of the largest lookup, and the gradients of a step, pinned. The rows are the device allocator's.
+Memory:  pinned, two slots of the largest lookup, and a step's gradients. The rows belong to the device's allocator.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class DeviceRows(Rows):
-    """Rows on a device, of one lookup."""
+    """Rows of one lookup on a device."""
 
     def __init__(self, ids: np.ndarray, leaf: torch.Tensor, store: EmbeddingStore, way: RowsWay) -> None:
         self.ids = ids
@@ -59,21 +59,21 @@ class DeviceRows(Rows):
 
 
 class RowsWay:
-    """The way of rows to a device, and of their gradients from it."""
+    """The path of rows to a device, and of their gradients back."""
 
     def __init__(self, governor: Governor, device: torch.device) -> None:
         self._there, self._back = HostSlots(governor, device), FromDevice(governor, device)
 
     @classmethod
     def of(cls, governor: Governor, device: torch.device) -> RowsWay:
-        """Returns the one of a governor, for all of its tables. device: with its number."""
+        """Returns the path of a governor, shared by all its tables. device: a torch.device with its number."""
         if device not in governor._row_ways:
             governor._row_ways[device] = cls(governor, device)
         way: RowsWay = governor._row_ways[device]
         return way
 
     def gather(self, store: EmbeddingStore, ids: Any) -> DeviceRows | None:
-        """Returns rows in request order, as EmbeddingStore.gather(). None: the host has no pinned memory for them.
+        """Returns rows in request order, as EmbeddingStore.gather(). None: the host lacks pinned memory for them.
 
         Shape: ids int64 [n], n > 0. Errors: as EmbeddingStore.gather(); torch.OutOfMemoryError.
         """
@@ -92,7 +92,7 @@ class RowsWay:
         return DeviceRows(wanted.copy(), rows.requires_grad_(torch.is_grad_enabled()), store, self)
 
     def gradients(self, rows: Sequence[DeviceRows]) -> list[np.ndarray]:
-        """Returns their gradients on the host, until the next call. Shape: float32 [n, dim]. Errors: ValueError where there is none."""
+        """Returns the rows' gradients on the host, valid until the next call. Shape: float32 [n, dim] each. Errors: ValueError for rows without one."""
         grads = []
         for one in rows:
             if (grad := one.tensor.grad) is None:
@@ -106,9 +106,9 @@ class RowsWay:
 
 
 def gradients_of(rows: Sequence[Rows | Owned]) -> list[np.ndarray]:
-    """Returns the gradients of rows, wherever they are; those of a device are brought together, and are there until it is asked again.
+    """Returns the gradients of rows on the host or a device. Those of a device are copied together, and valid until the next call.
 
-    Shape: float32 [n, dim]. Errors: ValueError where there is none.
+    Shape: float32 [n, dim] each. Errors: ValueError for rows without a gradient.
     """
     found: dict[int, np.ndarray] = {}
     for way in {id(one._way): one._way for one in rows if isinstance(one, DeviceRows)}.values():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """EmbeddingStore: one trainable row per id, on disk, inside a fixed slab of memory.
 
-Threads: calls on one store from several Python threads queue up.
+Threads: calls on one store from several Python threads run one at a time.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdamW:
-    """torch.optim.AdamW for rows: two moments per weight, bias correction by the row's own count.
+    """torch.optim.AdamW for rows: two moments per weight, bias correction by the row's own number of steps.
 
     A row that is not in a request does not change (torch.optim.AdamW decays every row every step).
     """
@@ -48,7 +48,7 @@ class AdamW:
 
 @dataclass(frozen=True)
 class AdamWFresh(AdamW):
-    """A new AdamW at every apply(): moments start at zero, one step. Nothing is stored."""
+    """AdamW that starts anew at every apply(): zero moments, one step. No state is stored."""
 
     _kind = _core.RowOptimizer.ADAMW_FRESH
 
@@ -69,14 +69,14 @@ class Adagrad:
 
 @dataclass(frozen=True)
 class RowAdagrad(Adagrad):
-    """Adagrad with one accumulator per row, of the mean square of its gradient."""
+    """Adagrad with one accumulator per row, which adds up the mean square of the row's gradient."""
 
     _kind = _core.RowOptimizer.ROW_ADAGRAD
 
 
 @dataclass(frozen=True)
 class Adam(AdamW):
-    """torch.optim.Adam for rows: as AdamW, but weight decay is added to the gradient.
+    """torch.optim.Adam for rows: like AdamW, but weight decay is added to the gradient.
 
     torch.optim.SparseAdam differs: it counts steps of the table, not of the row, and adds eps before
     it corrects the bias (up to lr × 32 eps ÷ |gradient| a step).
@@ -87,8 +87,8 @@ class Adam(AdamW):
 
 @dataclass(frozen=True)
 class SGD:
-    """torch.optim.SGD for rows. With momentum each weight keeps a velocity; a row that is not in a
-    request does not move. Whether there is momentum is part of the table; how much is not.
+    """torch.optim.SGD for rows. With momentum each weight has a velocity; a row that is not in a request does not move.
+    The table records whether there is momentum, so that is fixed; its value may change.
     """
 
     lr: float = 1e-3
@@ -103,7 +103,7 @@ class SGD:
 
 @dataclass(frozen=True)
 class Zeros:
-    """Rows start at zero."""
+    """The initial rows are zero."""
 
     def _init(self) -> _core.RowInit:
         return _core.RowInit(_core.RowInitKind.ZEROS, 0.0, 0)
@@ -111,7 +111,7 @@ class Zeros:
 
 @dataclass(frozen=True)
 class Normal:
-    """Rows start normally distributed around 0; each depends on (seed, id) alone."""
+    """The initial rows are normally distributed around 0; each depends on (seed, id) alone."""
 
     std: float = 0.01
     seed: int = 0
@@ -122,7 +122,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Rows start uniform in [−bound, bound); each depends on (seed, id) alone."""
+    """The initial rows are uniform in [−bound, bound); each depends on (seed, id) alone."""
 
     bound: float = 0.01
     seed: int = 0
@@ -142,7 +142,7 @@ class Rows:
     """Rows copied out of a store for one step. Change them freely: only apply() writes back."""
 
     ids: np.ndarray
-    """int64 [n], as asked for; duplicates stay."""
+    """The requested ids, int64 [n]; duplicates stay."""
 
     def __init__(self, ids: np.ndarray, buffer: Buffer, store: EmbeddingStore) -> None:
         self.ids = ids
@@ -162,13 +162,13 @@ class Rows:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The rows as a leaf of torch's graph, with requires_grad; the same one every time.
+        """The rows as a leaf of torch's graph, with requires_grad; always the same tensor.
 
         Shape:  float32 [n, dim], on the CPU. Leased while it is alive.
         Errors: ImportError without torch; ValueError once applied.
         """
         if self._leaf is None:
-            # detach(): the buffer keeps no graph; both are the same bytes.
+            # detach() shares the bytes, and keeps the graph out of the buffer.
             self._leaf = self._held().tensor.detach().requires_grad_()
         return self._leaf
 
@@ -203,9 +203,9 @@ class EmbeddingStore:
     each with a Governor of its own: EmbeddingStore.open(governor, "users", pinned=True).
 
     The table may be many times larger than the slab. The slab holds an index of the table's pages, so its
-    least size grows with the table: 6.8 GiB for 10⁹ rows of 128 floats with AdamW (plan().floor_bytes).
-    Rows that were never changed take no disk: they are computed from `init`. Changes are durable, all
-    together, after commit(step).
+    minimum grows with the table: 6.8 GiB for 10⁹ rows of 128 floats with AdamW (plan().floor_bytes).
+    Rows that were never changed take no disk: they are computed from `init`. commit(step) makes all changes
+    durable together.
 
         users = plimsoll.EmbeddingStore.open(governor, "users", rows=10_000_000, dim=64)
         rows = users.gather(ids)
@@ -215,13 +215,13 @@ class EmbeddingStore:
     """
 
     def __init__(self, governor: Governor, store: _core.EmbeddingStore, directory: str, optimizer: Optimizer) -> None:
-        """For open()."""
+        """Takes what open() made; call open() instead."""
         self._governor = governor
         self._core = store
         self.directory = directory
         self.optimizer = optimizer
         """The optimizer that apply() steps rows with."""
-        self._written = 0  # Calls that change rows.
+        self._written = 0  # Number of calls that changed rows.
         governor._adopt(self)
 
     __reduce_ex__ = not_pickled
@@ -236,40 +236,38 @@ class EmbeddingStore:
              pinned: bool = False, io_threads: int = 8, compute_threads: int = 1) -> EmbeddingStore:
         """Opens the table in `directory`, or makes it when there is none.
 
-        Until this store is closed nobody else can change the table: a second open(), in this process
-        or another, is refused. Any number may read commits of it beside that (`pinned`).
+        While this store is open no other one can change the table: a second open(), in this process or
+        another, is refused. Any number of readers may open its commits (`pinned`).
 
-        rows or ids: of a new table: dense ids 0 … rows−1, or any distinct int64 ids.
-        rows_max:    of a new table: places for rows, so that ids may be inserted and, in any order,
-                     erased; memory and disk are planned for as many. `rows` and `ids` may then be
-                     left out, and of a table that exists they are not compared. A table made
-                     without it has the rows it has.
-        dim:         weights per row. `dim`, `dtype`, `optimizer` and `init` may be left out for a
-                     table that exists; when given they must fit it (an optimizer's numbers may
+        rows or ids: for a new table: dense ids 0 … rows−1, or any distinct int64 ids.
+        rows_max:    for a new table: most rows, so that ids may be inserted and, in any order, erased;
+                     memory and disk are planned for so many. `rows` and `ids` may then be left out; for
+                     an existing table they are not compared. Without it the rows are fixed.
+        dim:         weights per row. `dim`, `dtype`, `optimizer` and `init` may be left out for an
+                     existing table; if given, they must match it (an optimizer's numbers may
                      change). A new table without them has AdamW(lr=0.001) and Normal(std=0.01).
-        dtype:       what a weight is stored as: "float32" (the default), or "bfloat16" for half the
-                     bytes: a step is computed in float32 and rounded up or down by chance, the same
-                     one every time. Rows given and taken are float32 in either case.
+        dtype:       how a weight is stored: "float32" (the default), or "bfloat16" for half the
+                     bytes: a step is computed in float32 and rounded stochastically, with reproducible
+                     random numbers. Rows are passed and returned as float32 in either case.
         store_bytes: the slab, in bytes or as "64MiB"; 0 is 64 MiB or the floor, if that is larger.
         at_step:     opens this commit instead of the newest.
         batch_rows:  rows of the largest request expected; sizes the scratch in the slab.
-        layout:      of a new table: "any_order", or "sample_order" for rows that are visited once an
-                     epoch in the order SampleOrder(rows, order_seed, epoch), as a Loader does: they
+        layout:      for a new table: "any_order"; or "sample_order" for rows that are visited once per
+                     epoch in the order SampleOrder(rows, order_seed, epoch), as by a Loader: they
                      stream at the disk's bandwidth. Any other request works too, more slowly.
-        order_seed:  of the epochs that begin from now on; as the Loader's. Sample order only.
-        dirty_bytes: most bytes of changed rows that wait for the disk in any order; 0: what the
+        order_seed:  seed of the order of coming epochs; equal to the Loader's. Sample order only.
+        dirty_bytes: most bytes of changed rows that wait for the disk, in any order; 0: as much as the
                      disk writes in a hundredth of the time since the last commit (50 ms to 1 s).
-        pinned:      opens a commit of a table that exists, to read it only: nothing is written, and
-                     another process may train in it meanwhile (in sample order: not while it is
-                     opened). Training keeps the commit while there is room for it on disk, and
-                     waits for nothing; once it is gone gather() raises NotFoundError.
+        pinned:      opens a commit of an existing table read-only. Another process may train in the
+                     table meanwhile (in sample order: not during the open). Training keeps the commit
+                     while the disk has room, and does not wait for readers; when the commit is gone,
+                     gather() raises NotFoundError.
 
         Shape:  ids is int64 [n].
-        Errors: BudgetExceeded (slab refused or below the floor), ValueError (another dim, dtype,
-                layout, optimizer, init or ids than the table's; duplicate ids; somebody has it open
-                to change it), NotFoundError (no commit at at_step; pinned: no table), CorruptError,
-                OSError. A directory on a network's file system is a
-                RuntimeWarning.
+        Errors: BudgetExceeded (slab refused or below the floor), ValueError (dim, dtype, layout, optimizer,
+                init or ids differ from the table's; duplicate ids; the table is open elsewhere for
+                change), NotFoundError (no commit at at_step; pinned: no table), CorruptError,
+                OSError. A directory on a network file system gives a RuntimeWarning.
         """
         path = os.fspath(directory)
         there = _describe(path)
@@ -293,7 +291,7 @@ class EmbeddingStore:
         return cls(governor, core, path, optimizer)
 
     def gather(self, ids: Any) -> Rows:
-        """Copies rows out, in request order.
+        """Returns copies of rows, in request order.
 
         Shape:  ids is int64 [n], duplicates allowed; the rows are float32 [n, dim].
         Errors: NotFoundError naming the first unknown id; BudgetExceeded; CorruptError; OSError.
@@ -304,11 +302,11 @@ class EmbeddingStore:
         return Rows(wanted.copy(), buffer, self)
 
     def apply(self, rows: Rows | Any, grads: Any = None, *, rate_scale: float = 1.0) -> None:
-        """One optimizer step: apply(rows) takes rows.tensor.grad; or apply(ids, grads).
+        """Makes one optimizer step: apply(rows) takes the gradient rows.tensor.grad, apply(ids, grads) the one given.
 
-        Gradients of a duplicate id are summed, in request order. `rate_scale` multiplies the
-        learning rate. Rows given here are used up: gather again for the next step. A TrainingStep
-        applies the Rows in its batch by itself.
+        Gradients of a duplicate id are summed, in request order. `rate_scale` multiplies the learning rate. After
+        apply(rows) the Rows cannot be used again: gather for the next step. A TrainingStep applies the Rows in its
+        batch by itself.
 
         Shape:  grads is float32 [n, dim].
         Errors: ValueError (no gradient, NaN or infinity naming the id), NotFoundError,
@@ -330,84 +328,81 @@ class EmbeddingStore:
                          rate_scale)
 
     def update(self, ids: Any, rows: Any) -> None:
-        """Sets weights and clears those rows' optimizer state; the last of a duplicate id wins.
+        """Sets the weights of rows and clears their optimizer state; of a duplicate id, the last row counts.
 
         Shape:  ids is int64 [n], rows is float32 [n, dim].
-        Errors: as gather().
+        Errors: those of gather().
         """
         wanted = ids_in(ids)
         self._written += 1
         self._core.update(wanted, contiguous(rows, "rows", "float32", (len(wanted), self.dim)))
 
     def insert(self, ids: Any) -> int:
-        """Makes sure that there are rows with these ids; returns how many are new.
+        """Inserts the ids that have no row yet, and returns their number.
 
-        New rows begin as `init` says. Those that are there stay as they are. Durable with the next
-        commit, like everything; absent after a crash before it. In sample order they join the next
-        epoch that begins (see begin_epoch()).
+        New rows have the values of `init`; existing rows do not change. The next commit makes them durable, and
+        a crash before it removes them. In sample order they join the next epoch that begins (see begin_epoch()).
         Shape:  ids is int64 [n], duplicates allowed.
-        Errors: ValueError when there are not places for all (naming rows_max), or the table was made
-                without rows_max; CorruptError; OSError. After an error nothing was inserted.
+        Errors: ValueError when not all fit (naming rows_max), or the table was made without rows_max;
+                CorruptError; OSError. After an error nothing was inserted.
         """
         self._written += 1
         return self._core.insert(ids_in(ids))
 
     def erase(self, ids: Any) -> None:
-        """Removes rows: their ids are unknown until they are inserted anew, with initial values.
+        """Removes rows. Their ids are unknown until they are inserted again, with initial values.
 
-        The place of an inserted row is free at once; that of a row the table was made with once it
-        is compacted (`plimsoll store compact`).
+        The place of an inserted row is free at once. That of a row with which the table was made is free once
+        the table is compacted (`plimsoll store compact`).
         Shape:  ids is int64 [n], duplicates allowed.
         Errors: NotFoundError naming the first unknown id; ValueError for a table without rows_max,
-                or in sample order, where rows come and stay. After an error no row is gone.
+                or in sample order, where rows cannot be erased. After an error no row was removed.
         """
         self._written += 1
         self._core.erase(ids_in(ids))
 
     def prefetch(self, ids: Any) -> None:
-        """Says which ids will be asked for soon. A hint: it may be dropped and cannot fail."""
+        """Announces ids that will be requested soon. The hint may be ignored, and never fails."""
         self._core.prefetch(ids_in(ids))
 
     def begin_epoch(self, epoch: int) -> None:
-        """Says that the coming requests visit rows in the order of this epoch. Sample order only,
-        else nothing happens; a new table is in epoch 0. Results never depend on it, only speed.
+        """Announces that the coming requests visit rows in the order of this epoch. Does nothing except in sample order. A
+        new table is in epoch 0. Only speed depends on it, never results.
 
-        The order is SampleOrder(rows, order_seed, epoch), with the rows there are when it begins. An
-        epoch that was already begun goes on. Rows that the last epoch did not visit are carried over;
-        any epoch but the next one costs a pass over the table, and so do rows inserted since the
-        first batch of the last one: insert between begin_epoch() and its first batch, and they are in
-        the epoch after it for nothing.
+        The order is SampleOrder(rows, order_seed, epoch), over the rows that exist when the epoch begins. An epoch
+        that has begun already goes on. Rows that the last epoch did not visit are carried over. Any epoch but the
+        next one costs a pass over the table, and so do rows inserted after the first batch of the last epoch. Rows
+        inserted between begin_epoch() and the first batch cost nothing, and join the epoch after it.
         Errors: CorruptError; OSError. The store then only repeats that error.
         """
         self._core.begin_epoch(epoch)
 
     def commit(self, step: int) -> None:
-        """Makes everything so far durable under the number `step`.
+        """Makes all changes durable under the number `step`.
 
         Requires: step > last_commit.
         Errors:   OSError; then this store only repeats that error, and the table on disk still
-                  holds the commits it held.
+                  has its earlier commits.
         """
         self._core.commit(step)
 
     def scan(self, visit: Callable[[np.ndarray, np.ndarray, np.ndarray], None]) -> None:
-        """Calls visit(ids, sequences, values) for every row, in the order they were created
-        (inserted rows behind the others, by their places).
+        """Calls visit(ids, sequences, values) for every row, in order of creation; inserted rows come last, by place.
 
         Shape:    int64 [n], uint32 [n] (updates so far), float32 [n, dim + state] with the
                   weights first. The arrays are copies.
         Requires: visit does not call this store.
-        Errors:   what visit raises; CorruptError; OSError.
+        Errors:   those of visit; CorruptError; OSError.
         """
         self._core.scan(lambda ids, sequences, values: visit(
             np.array(ids), np.array(sequences), np.array(values)))
 
     def export(self, out: str | os.PathLike[str], *, slots: bool = False) -> int:
-        """Writes OUT/ids.npy and OUT/rows.npy (with `slots` OUT/slots.npy); returns the rows.
+        """Writes OUT/ids.npy and OUT/rows.npy (with `slots` OUT/slots.npy), and returns the number of rows.
 
-        Shape:  int64 [rows], float32 [rows, dim], float32 [rows, state]. Streams: memory
+        Shape:  int64 [rows], float32 [rows, dim], float32 [rows, state]. Rows are streamed: memory
                 does not grow with the table.
-        Errors: FileExistsError when one of the files is there; CorruptError; OSError.
+        Errors: FileExistsError if one of the files exists; CorruptError; OSError.
         """
         folder = pathlib.Path(out)
         folder.mkdir(parents=True, exist_ok=True)
@@ -430,18 +425,18 @@ class EmbeddingStore:
         return rows
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Changes learning rate and the other numbers. Errors: ValueError for another kind."""
+        """Changes the learning rate and the other numbers. Errors: ValueError for another kind of optimizer."""
         self._core.set_optimizer(_options_of(optimizer))
         self.optimizer = optimizer
 
     @property
     def rows(self) -> int:
-        """Rows in the table."""
+        """The number of rows in the table."""
         return self._core.rows
 
     @property
     def rows_max(self) -> int:
-        """Rows there may be at most; 0: the rows are fixed."""
+        """The most rows that the table may have; 0: the rows are fixed."""
         return self._core.rows_max
 
     @property
@@ -451,17 +446,17 @@ class EmbeddingStore:
 
     @property
     def last_commit(self) -> int:
-        """Step of the newest commit; −1 before the first."""
+        """The step of the newest commit; −1 before the first."""
         return self._core.last_commit
 
     def plan(self) -> SlabPlan:
-        """How the slab is divided and the most the directory may hold, in bytes."""
+        """Returns the division of the slab, and the most bytes that the directory may hold."""
         return self._core.slab_plan()
 
     def stats(self) -> dict[str, int | float]:
-        """Counters since open: requests, hits, hit_rate, pages, bytes, evictions, commits, …
+        """Returns counters since open(): requests, hits, hit_rate, pages, bytes, evictions, commits, …
 
-        A hit is a row that was in memory when asked for. Units are in the names.
+        A hit is a row that was in memory when requested. Units are in the names.
         """
         return self._core.stats()
 
@@ -470,7 +465,7 @@ class EmbeddingStore:
         _core.embedding_verify(self.directory)
 
     def close(self) -> None:
-        """Returns the slab. What was not committed is gone, as after a crash."""
+        """Returns the slab. Changes that were not committed are lost, as after a crash."""
         self._core.close()
 
     def __enter__(self) -> EmbeddingStore:
@@ -485,7 +480,7 @@ class EmbeddingStore:
 
 @contextlib.contextmanager
 def _npy_file(path: pathlib.Path, dtype: np.dtype, shape: tuple[int, ...]) -> Iterator[Callable[[np.ndarray], Any]]:
-    """A function that adds rows to a .npy, which is there when the block has ended. Errors: FileExistsError."""
+    """Yields a function that appends rows to a .npy file, which appears when the block ends. Errors: FileExistsError."""
     if path.exists():
         raise FileExistsError(17, "export does not overwrite files", str(path))
     with replaced(path) as partial, open(partial, "wb") as file:
@@ -509,12 +504,12 @@ def _init_of(init: Any) -> _core.RowInit:
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
-    """Whether EmbeddingStore.open() finds one there."""
+    """Whether EmbeddingStore.open() would find a table in `path`."""
     return bool(_describe(os.fspath(path)))
 
 
 def _describe(path: str) -> dict[str, Any]:
-    """The table that exists in `path`; nothing when there is none."""
+    """Returns the description of the table in `path`; {} when there is none."""
     try:
         there = json.loads(_core.describe(path))
     except NotFoundError:

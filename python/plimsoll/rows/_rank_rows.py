@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables whose rows are dealt to ranks: a rank owns whole virtual shards (decision 0045), in order.
+"""Tables whose rows are divided among ranks: each rank owns whole virtual shards (decision 0045), in order.
 
     rank 1 of 4                     shards 1,024 to 2,047
     a lookup                        ids to their owners, rows back                       look_up()
-    gradients                       each worker's, to the owners, once a step            owned()
-    another number of ranks         tables made anew of the shards that they have        moved()
+    gradients                       each worker's, to the owners, once per step          owned()
+    another number of ranks         new tables, from the rows of their shards            moved()
 
-A row's gradients are added in the order (worker, lookup), and duplicates of an id within a lookup before that, so
-that the sum's bits do not depend on who made them.
+A row's gradients are added in the order (worker, lookup), after duplicates of an id within a lookup. So the bits of
+the sum do not depend on the rank that computed each gradient.
 
 Reading order: _virtual_workers.py, _ranks.py, this file, _run_embedding.py, _run_tables.py.
 Threads: the thread that trains.
-Memory:  a step's rows and gradients, leased, once more while they are exchanged (src/memory/rank_memory.h).
+Memory:  a step's rows and gradients, leased; twice that during an exchange (src/memory/rank_memory.h).
 """
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 SHARDS = 4096
 _ID_BYTES = 8
-_ID_BITS = 48  # Of ids, which are less than a table's rows.
+_ID_BITS = 48  # Bits that an id takes: it is less than the number of a table's rows.
 
 
 def owners_of(ids: np.ndarray, ranks: int) -> np.ndarray:
-    """The rank that has each id. Shape: int64 [n] both."""
+    """Returns the rank that owns each id. Shape: int64 [n] both."""
     shards = np.empty_like(ids)
     _core.virtual_shards(ids, shards)
     return shards * ranks // SHARDS
 
 
 def overlap(rank: int, ranks: int, other: int, others: int) -> bool:
-    """Whether a rank of so many has shards that another of `others` has."""
+    """Whether rank `rank` of `ranks` and rank `other` of `others` own a common shard."""
     return rank * others < (other + 1) * ranks and other * ranks < (rank + 1) * others
 
 
@@ -54,11 +54,11 @@ class Wanted:
 
     ids: np.ndarray
     counts: list[int]
-    """How many of the ids each rank owns."""
+    """The number of these ids that each rank owns."""
     places: np.ndarray
-    """Where the ids that were asked for are among them."""
+    """The index in `ids` of each requested id."""
     shared: RankRows | None = None
-    """In memory that all ranks have, until they are looked up."""
+    """The ids and their rows in memory that all ranks map, during the lookup."""
 
     @classmethod
     def of(cls, asked: np.ndarray, ranks: int) -> Wanted:
@@ -71,7 +71,7 @@ class Wanted:
 
 
 class LookedUp:
-    """Rows of one lookup: a leaf of the graph, then its gradient and what that weighs."""
+    """The rows of one lookup: a leaf of the graph, later its gradient and the gradient's weight."""
 
     def __init__(self, table: DealtTable, wanted: Wanted, tensor: torch.Tensor) -> None:
         self.table, self.wanted, self.tensor = table, wanted, tensor
@@ -79,7 +79,7 @@ class LookedUp:
         self.weight = 0.0
 
     def take(self, share: float, weight: float) -> None:
-        """The leaf's gradient multiplied by `share`, of a worker of that weight."""
+        """Takes the leaf's gradient, multiplied by `share`. weight: that of the worker."""
         self.gradient, self.tensor.grad, self.weight = self.tensor.grad, None, weight
         if self.gradient is not None and share != 1:
             self.gradient.mul_(share)
@@ -87,7 +87,7 @@ class LookedUp:
 
 @dataclasses.dataclass
 class Owned:
-    """Gradients of rows that this rank has, for _transaction.Together as Rows are."""
+    """Gradients of rows that this rank owns; _transaction.Together accepts it in place of Rows."""
 
     _store: EmbeddingStore
     ids: np.ndarray
@@ -102,7 +102,7 @@ class Owned:
 
 
 class DealtTable:
-    """One table of a run; `store` has this rank's rows."""
+    """A table of a run. `store` has the rows that this rank owns."""
 
     def __init__(self, name: str, store: EmbeddingStore, rows: int, group: Group) -> None:
         self.name, self.store, self.rows, self.dim = name, store, rows, store.dim
@@ -110,10 +110,10 @@ class DealtTable:
         group.tables.append(self)
 
     def look_up(self, asked: np.ndarray) -> tuple[Wanted, torch.Tensor]:
-        """Rows of ids, whoever has them: the distinct ones, float32 [n, dim].
+        """Fetches the rows of the distinct ids in `asked` from the ranks that own them. Shape: asked int64 [m]; rows float32 [n, dim].
 
-        Several ranks: those that have none to look up meanwhile serve (Ranks.agreed).
-        Errors: NotFoundError naming the first unknown id; what a rank's table raises, on all ranks.
+        With several ranks, those without a lookup of their own serve meanwhile (Ranks.agreed).
+        Errors: NotFoundError naming the first unknown id; an error of any rank's table, on all ranks.
         """
         unknown = (asked < 0) | (asked >= self.rows)
         if unknown.any():
@@ -122,21 +122,21 @@ class DealtTable:
         return wanted, self._group.look_up(self, wanted)
 
     def lay(self, memory: RankMemory, wanted: Wanted) -> int:
-        """Before a lookup: ids where all ranks can read them, and room for their rows. Returns where. Errors: BudgetExceeded."""
+        """Writes the ids to memory that all ranks map, with room for their rows. Returns their position. Errors: BudgetExceeded."""
         wanted.shared = memory.take(len(wanted.ids), self.dim, self.store._governor._core)
         wanted.shared.ids[:] = wanted.ids
         return wanted.shared.begin
 
     def exchanged(self, ranks: Ranks, wanted: Wanted | None, asked_by: list[list[int]], begins: list[int]) -> torch.Tensor | None:
-        """The part of this rank in a lookup of some: ids to their owners, and rows back. wanted None: it only serves.
+        """Sends ids to their owners and returns the rows of `wanted`. For wanted None, only serves the other ranks.
 
-        asked_by: how many ids each rank asks of each; begins: where each has laid them.
+        asked_by: for each rank, how many ids it requests from each rank; begins: the positions of the ranks' ids.
         """
         if ranks.memory is not None:
             return self._exchanged_in(ranks.memory, ranks, wanted, asked_by, begins)
         own = [0] * ranks.count if wanted is None else wanted.counts
         given = [counts[ranks.rank] for counts in asked_by]
-        asked = np.empty(sum(given), np.int64)  # Of NumPy's memory, which is not refused.
+        asked = np.empty(sum(given), np.int64)  # NumPy's memory, which no lease can refuse.
         ids = np.empty(0, np.int64) if wanted is None else wanted.ids
         ranks.all_to_all(torch.from_numpy(asked), torch.from_numpy(ids), given, own)
         rows, got = ranks.agreed("a lookup", lambda: (self.gathered(asked), torch.empty(sum(own), self.dim)))[0]
@@ -145,7 +145,7 @@ class DealtTable:
 
     def _exchanged_in(self, memory: RankMemory, ranks: Ranks, wanted: Wanted | None, asked_by: list[list[int]],
                       begins: list[int]) -> torch.Tensor | None:
-        """Rows are written beside the ids, where those that asked then have them."""
+        """Writes the rows that other ranks request beside their ids in shared memory, and returns this rank's rows from there."""
         def served() -> None:
             for rank, (counts, begin) in enumerate(zip(asked_by, begins)):
                 if counts[ranks.rank]:
@@ -159,14 +159,14 @@ class DealtTable:
         return got
 
     def gathered(self, ids: np.ndarray, into: np.ndarray | None = None) -> torch.Tensor:
-        """Rows that this rank has; in memory of their own, or `into`."""
+        """Returns rows that this rank owns, in new memory or in `into`."""
         rows = torch.empty(len(ids), self.dim) if into is None else torch.from_numpy(into)
         if len(ids):
             self.store._core.gather(ids, rows.numpy())
         return rows
 
     def owned(self, looked_up: Sequence[LookedUp], share: Callable[[LookedUp], float]) -> Owned:
-        """Gradients of rows that this rank has, of all ranks' lookups in the order of their workers."""
+        """Returns the gradients of rows that this rank owns, from all ranks' lookups in the order of their workers."""
         return self._group.either(lambda: Owned(self.store, *_joined(looked_up, share, self.dim)),
                                   lambda ranks: self._owned_of(ranks, looked_up, share))
 
@@ -195,7 +195,7 @@ class DealtTable:
         return owned
 
     def _owned_in(self, memory: RankMemory, ranks: Ranks, looked_up: Sequence[LookedUp], share: Callable[[LookedUp], float]) -> Owned:
-        """Each rank lays its own for all, and reads those of its rows."""
+        """Writes this rank's gradients to memory that all ranks map, and reads those of its own rows from all."""
         def laid() -> tuple[RankRows, list[int]]:
             counts = _counted(looked_up, ranks.count)
             shared = memory.take(sum(counts), self.dim, self.store._governor._core)
@@ -217,22 +217,22 @@ class DealtTable:
             return owned
 
         owned: Owned = ranks.agreed("run.step()", read)[0]
-        del own  # Kept until all have read it.
+        del own  # Kept until all ranks have read it.
         return owned
 
     def _columns(self, packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of ids, int64 [n], and gradients, float32 [n, dim]."""
+        """Returns views of the ids, int64 [n], and of the gradients, float32 [n, dim]."""
         ids = packed[:, :_ID_BYTES].view(torch.int64).squeeze(1)
         return ids, packed[:, _ID_BYTES:_ID_BYTES + 4 * self.dim].view(torch.float32)
 
 
 def _counted(looked_up: Sequence[LookedUp], ranks: int) -> list[int]:
-    """Gradients for each owner."""
+    """Returns the number of gradients for each owner."""
     return [sum(one.wanted.counts[rank] for one in looked_up) for rank in range(ranks)]
 
 
 def _packed(looked_up: Sequence[LookedUp], share: Callable[[LookedUp], float], ids: torch.Tensor, grads: torch.Tensor) -> None:
-    """Writes all ids and scaled gradients, those of an owner together."""
+    """Writes all ids and scaled gradients, grouped by owner."""
     at = 0
     for rank in range(len(looked_up[0].wanted.counts) if looked_up else 0):
         for one in looked_up:
@@ -243,7 +243,7 @@ def _packed(looked_up: Sequence[LookedUp], share: Callable[[LookedUp], float], i
 
 
 def _part(counts: Sequence[int], owner: int) -> slice:
-    """Where an owner's are, of those of one rank."""
+    """Returns the slice of an owner's ids among those of one rank."""
     begin = sum(counts[:owner])
     return slice(begin, begin + counts[owner])
 
@@ -256,8 +256,9 @@ def _joined(looked_up: Sequence[LookedUp], share: Callable[[LookedUp], float], d
 
 
 def moved(to: EmbeddingStore, before: EmbeddingStore, rank: int, ranks: int) -> None:
-    """Copies into one table, from another, rows, optimizer states and counts of steps of the shards that are this rank's;
-    those that are still as they began are left out. Errors: CorruptError; OSError."""
+    """Copies rows of this rank's shards from the table `before` to `to`, with optimizer states and step counts. Rows that still have their
+    initial values are skipped. Errors: CorruptError; OSError.
+    """
     def visit(ids: np.ndarray, sequences: np.ndarray, values: np.ndarray) -> None:
         mine = owners_of(np.ascontiguousarray(ids), ranks) == rank
         ids, sequences, values = ids[mine], sequences[mine], values[mine]

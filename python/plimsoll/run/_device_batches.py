@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeviceBatches: batches of tensors in host memory, brought to a device one ahead of use.
+"""DeviceBatches: copies batches of host tensors to a device, one batch ahead of use.
 
 Reading order: _pinned.py, this file, _run_loader.py.
 
 Threads: the thread that trains; HostSlots has one that copies.
-Memory:  two batches of pinned host memory, and one more on the device. Where either has no room for it, the next batch stays where
-         it was made, and is copied when it is needed.
+Memory:  two batches of pinned host memory, and one more batch on the device. If either has no room for it, the next batch stays
+         in host memory and is copied when it is needed.
 """
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from ..training._batch import _is_packed, _mapped
 
 
 class DeviceBatches:
-    """Brings batches to a device. Their bits are those of batch.to(device), tensor by tensor."""
+    """Copies batches to a device, with the same bits as tensor.to(device)."""
 
     def __init__(self, governor: Governor, device: torch.device) -> None:
-        """device: any but the CPU, with its number."""
+        """Makes the slots. device: a torch.device with its number, not the CPU."""
         self._slots = HostSlots(governor, device)
         self._governor = governor
 
     @property
     def device(self) -> torch.device:
-        """Where batches are brought, with its number."""
+        """The device that batches are copied to, with its number."""
         return self._slots.device
 
     def through(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yields the batches on the device. The one after each is on its way there then, and has been taken from `batches`.
+        """Yields the batches on the device. Before a batch is yielded, the next one is taken from `batches` and its copy has begun.
 
-        Errors: those of `batches`, in their turn, but those of memory at once; BudgetExceeded where the device has no room.
+        Errors: those of `batches`, each when its batch is due, but a MemoryError at once; BudgetExceeded where the device has no room.
         """
         coming = self._next(batches)
         try:
             while coming is not None:
                 ready, coming = [coming.arrived()], None
                 coming = self._next(batches)
-                yield ready.pop()  # Nobody else keeps it.
+                yield ready.pop()  # The loop has the only reference.
         finally:
             if coming is not None:
                 coming.drop()
@@ -64,7 +64,7 @@ class DeviceBatches:
             return _Failed(error)
         found: list[torch.Tensor] = []
         waiting = _mapped(batch, lambda leaf: _in_slot(leaf, found))
-        if not found or self._slots.busy:  # With the batch of a loop that this one is within.
+        if not found or self._slots.busy:  # The slots hold the batch of an outer loop.
             return _Coming(self._governor, self.device, batch, None)
         like = [_like(one) for one in found]
         try:
@@ -75,16 +75,16 @@ class DeviceBatches:
             return _Coming(self._governor, self.device, batch, None)
 
     def close(self) -> None:
-        """Ends the thread and lets go of the slots."""
+        """Ends the thread and releases the slots."""
         self._slots.close()
 
 
 class _Place(int):
-    """Stands for a tensor that is on its way: which one."""
+    """The index of a tensor that is being copied; it takes the tensor's place in the batch."""
 
 
 class _Coming:
-    """A batch, of which `sent` has some tensors."""
+    """A batch, some of whose tensors are in `sent`."""
 
     def __init__(self, governor: Governor, device: torch.device, batch: Any, sent: Sent | None) -> None:
         self._governor, self._device, self._batch, self._sent = governor, device, batch, sent
@@ -98,13 +98,13 @@ class _Coming:
             raise refused_by_device(self._governor, "loader: the device has no room for a batch", error) from None
 
     def drop(self) -> None:
-        """Nobody will ask for it."""
+        """Discards the batch, which is no longer needed."""
         if self._sent is not None:
             self._sent.drop()
 
 
 class _Failed:
-    """An error that came instead of a batch."""
+    """The error that the source raised instead of a batch."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -117,7 +117,7 @@ class _Failed:
 
 
 def _in_slot(leaf: Any, found: list[torch.Tensor]) -> Any:
-    """Returns what stands for the leaf, which is added to `found`; or the leaf itself, where it does not go through a slot."""
+    """Adds the leaf to `found` and returns its index as a _Place. A leaf that cannot go through a slot is returned as it is."""
     plain = (type(leaf) is torch.Tensor and leaf.device.type == "cpu" and leaf.layout == torch.strided and leaf.numel() > 0
              and not (leaf.is_quantized or leaf.is_conj() or leaf.is_neg() or leaf.requires_grad))
     if not plain:
@@ -131,16 +131,16 @@ def _brought(leaf: Any, device: torch.device) -> Any:
 
 
 def _like(one: torch.Tensor) -> Like:
-    """Returns the layout that one.to(device) has."""
+    """Returns the layout of one.to(device)."""
     strides = one.stride() if one.is_contiguous() else torch.empty_like(one, device="meta").stride()
     return Like(tuple(one.shape), strides, one.dtype, one.numel() * one.element_size())
 
 
 def _fill(slots: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
-    """Copies tensors to slots, and lets go of them."""
+    """Copies tensors to slots, and drops the references to them."""
     while tensors:
         slot, one = slots[len(tensors) - 1], tensors.pop()
-        if slot.stride() == one.stride():  # Its bytes have no gaps. One thread copies them, without Python's lock.
+        if slot.stride() == one.stride():  # The bytes have no gaps: memmove() copies them without Python's lock.
             ctypes.memmove(slot.data_ptr(), one.data_ptr(), one.numel() * one.element_size())
         else:
             slot.copy_(one)

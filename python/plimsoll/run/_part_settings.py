@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of tracked parts as the program has them before they are restored: a start with other ones is warned, or takes them.
+"""Settings of tracked parts, as the program sets them before a part is restored. If a resumed program has other settings, the run
+warns and keeps the old ones, or takes the new ones that `accept` names.
 
-    optimizers             what its groups hold: lr, betas, weight_decay, …
-    modules                the kinds of devices they are on, for which no warning is enough: ValueError
-    schedulers, scalers    what their state_dict() holds: T_max, gamma, growth_interval, …
+    optimizers             the entries of its groups: lr, betas, weight_decay, …
+    modules                the kinds of devices they are on; a difference is a ValueError, as a warning is not enough
+    schedulers, scalers    the entries of state_dict(): T_max, gamma, growth_interval, …
 
-A commit keeps what the program said, not what a scheduler has made of it since.
+A commit stores the program's settings, not the values that a scheduler has computed from them.
 
-Threads: the thread that trains.   Memory: some numbers a part.
+Threads: the thread that trains.   Memory: some numbers per part.
 """
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ import torch
 
 from ..core._devices import kind_of
 
-_FOLLOW = ("base_lrs", "_last_lr", "initial_lr")  # A learning rate, once more.
+_FOLLOW = ("base_lrs", "_last_lr", "initial_lr")  # Copies of the learning rate.
 _DEVICE = "device"
 _PLAIN = (bool, int, float, str, type(None))
 
 
 def settings_of(part: Any) -> dict[str, Any]:
-    """By name: "lr"; "1.lr" of the second of several groups; "_schedulers.0.T_max" of what is within."""
+    """Returns the settings by name: "lr", "1.lr" for the second of several groups, "_schedulers.0.T_max" for a nested scheduler."""
     if isinstance(part, torch.optim.Optimizer):
         groups = [{name: value for name, value in group.items() if name not in ("params", "param_names")} for group in part.param_groups]
         return dict(_flat(groups[0] if len(groups) == 1 else groups))
@@ -53,20 +54,21 @@ def _flat(value: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]
 
 
 class PartSettings:
-    """Settings of one run's parts. saved: to_plain() of the commit that it goes on from. accept: names whose new values are taken."""
+    """The settings of one run's parts. saved: to_plain() of the commit to resume from. accept: names whose new values are taken."""
 
     def __init__(self, saved: dict[str, dict[str, Any]], accept: Iterable[str]) -> None:
         self._saved, self._accept = saved, set(accept)
         self._said: dict[str, dict[str, Any]] = {}
-        self._taken: dict[int, dict[str, tuple[Any, Any]]] = {}  # By the part: was and is.
+        self._taken: dict[int, dict[str, tuple[Any, Any]]] = {}  # By id(part): name → (old value, new value).
 
     def to_plain(self) -> dict[str, dict[str, Any]]:
-        """For a commit."""
+        """Returns the settings for a commit."""
         return self._said
 
     def compare(self, name: str, part: Any) -> list[dict[str, Any]]:
-        """Before the part is restored: what differs from the program that the commit is of, for events; with a RuntimeWarning
-        where the commit's stay. Errors: ValueError for another kind of device."""
+        """Compares the part's settings with the commit's, before it is restored. Returns the differences, for events. Warns (RuntimeWarning)
+        of new settings that are not accepted. Errors: ValueError for another kind of device.
+        """
         now, before = settings_of(part), self._saved.get(name, {})
         differs = {key: (before[key], value) for key, value in now.items() if key in before and before[key] != value}
         taken = {key: both for key, both in differs.items() if self._accepts(name, key)}
@@ -87,7 +89,7 @@ class PartSettings:
         return bool(self._accept & {key, key.rpartition(".")[2], f"{name}.{key}"})
 
     def take(self, part: Any) -> None:
-        """After the part was restored, each time: what is accepted of the program's own is in force again."""
+        """Sets the accepted new settings again; called each time after the part was restored."""
         if isinstance(part, torch.optim.Optimizer):
             for key, both in self._taken.get(id(part), {}).items():
                 _take_of_group(part, key, *both)
@@ -110,7 +112,7 @@ def _group_of(key: str) -> int:
 
 
 def _take_of_group(optimizer: torch.optim.Optimizer, key: str, was: Any, value: Any) -> None:
-    """A learning rate that is scheduled stays as far along its schedule as it was."""
+    """Sets an entry of a group. A learning rate under a scheduler is scaled, so that it keeps its progress on the schedule."""
     group, name = optimizer.param_groups[_group_of(key)], key.rpartition(".")[2]
     if name == "lr" and "initial_lr" in group:
         group["initial_lr"] = value

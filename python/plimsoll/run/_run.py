@@ -36,7 +36,7 @@ _SEEDS = 1 << 63
 
 
 class Run:
-    """A training run in a folder: made, or gone on with from its last commit.
+    """A training run in a folder: a new one, or one that is resumed from its last commit.
 
         with plimsoll.Run("runs/items", memory_limit="8GiB", seed=7) as run:
             model = Net()
@@ -45,63 +45,60 @@ class Run:
             for batch in run.steps(run.loader(dataset, batch_size=256, workers=2), epochs=3):
                 run.log(loss=run.step(loss, batch, clip_norm=1.0))   # loss(batch) -> a scalar
 
-    Start the program again after Ctrl-C, `kill -9` or a power cut: it goes on. From another shell
+    After Ctrl-C, `kill -9` or a power cut, start the program again: the run resumes. From another shell
     `plimsoll status|stop|pause|continue|limit runs/items` work as on any run.
 
-    What holds:
-      - The limit is of this process and its workers (Governor, made here). Memory that nobody leased ends
-        the loop with MemoryPressure. That, and any refusal of memory, loses at most the step that was being made: the
+    Guaranteed:
+      - The limit covers this process and its workers (Governor, made here). When memory without a lease exceeds it, the loop
+        ends with MemoryPressure. That, and any refusal of memory, loses at most the step being made: the
         steps before it are committed. docs/guide/resume.md says where a large model may lose more.
-      - A commit is whole or not there: parts, random states, tables and the place in the data are of one
-        step. Killed at any instant, the run goes on from the last commit or the one before it.
-      - The same bits as a run that nobody disturbed, of what is tracked, from the same program on the
-        same machine: the order, and each item's random states, come from (seed, epoch, index).
-      - run.step() is a transaction: refused memory, it is tried again, or leaves no trace.
-    What does not:
-      - What is not tracked begins anew at each start: counters and lists of your own, generators that a
-        dataset keeps. Code before, between and after the loops runs again; what it does to tracked parts counts once.
-      - With a backward and an optimizer of your own, instead of run.step(), a step that fails is not put
-        back (the program ends, and the last commit stands). All else holds: gradients of tracked optimizers (torch's) that
-        wait for their step, where several batches make one, are part of a commit.
-      - Data without a position (see steps()) is read again up to the place.
-      - A table's learning rate that set_optimizer() changed is not kept: set it from the step.
-      - Several ranks (below) without virtual_workers have data of loader() only; a Trainer's have no virtual_workers.
-      - A product that torch computes before the run is made fixes MKL's kernels: make the run first, or set
+      - A commit is atomic: parts, random states, tables and the position in the data belong to the same
+        step. Killed at any instant, the run resumes from the last commit or the one before it.
+      - Tracked parts get the same bits as in an undisturbed run of the same program on the same machine.
+        The order, and each item's random states, depend on (seed, epoch, index) alone.
+      - run.step() is a transaction: if memory is refused, it is tried again, or leaves no trace.
+    Not guaranteed:
+      - Untracked state begins anew at each start: your own counters and lists, generators inside a
+        dataset. Code before, between and after the loops runs again; its effect on tracked parts counts once.
+      - Without run.step(), with a backward and an optimizer of your own, a failed step is not undone (the
+        program ends, and the last commit stands). The rest holds: gradients of tracked torch optimizers that
+        are being accumulated over several batches are part of a commit.
+      - Data without a position (see steps()) is read again up to the position.
+      - A table's learning rate that set_optimizer() changed is not kept: compute it from the step.
+      - Several ranks (below) without virtual_workers need data of loader(); a Trainer cannot have virtual_workers.
+      - A matrix product before the run fixes MKL's kernels: make the run first, or set
         MKL_CBWR=AVX2,STRICT before the program.
 
-    Ranks: started by torchrun, N processes are one run of N ranks, on one machine or on several that share its folder: no other
-    program, no DistributedDataParallel. batch_size is per rank. The limit is shared by all ranks of a machine and torchrun.
-    run.step() averages the gradients and returns the loss of all. Rank 0 writes the folder. Modules,
-    optimizers, schedulers and scalers are the same on all ranks; other parts may be each rank's own. All make
-    the same step and stop at the same one. A run begun with `virtual_workers` has the same bits for any number
-    of ranks, and any may go on with it.
+    Ranks: under torchrun, N processes are one run of N ranks, on one machine or on several that share its folder. The program stays the
+    same, without DistributedDataParallel. batch_size is per rank. All ranks of a machine share the limit with torchrun. run.step()
+    averages the gradients and returns the loss over all ranks. Rank 0 writes the folder. Modules, optimizers, schedulers and scalers
+    are the same on all ranks; other parts may differ. All ranks make the same steps and stop at the same one. A run begun with
+    `virtual_workers` has the same bits for any number of ranks, and may be resumed with any.
 
     path:         its folder.
-    memory_limit: as Governor's; "" finds what the machine leaves.
-    seed:         of Python's, NumPy's and torch's generators, the order, and rows.
-    options:      what else decides the bits, such as {"lr": 1e-3}: kept in run.toml, and a start with
-                  other values is refused with both. Before the first commit anything may change.
-    device_memory_limit: of torch's accelerator (each rank's own), or by device: {"cuda:1": "20GiB"}; as Governor's devices. None: that
-                  of `plimsoll run --device-memory-limit`, or no limit. Commits know on which kind of device each module was:
-                  another one has other bits, and is refused without accept=("device",).
-    foreign_bytes, disk_limit: as Governor's.
-    compute_threads: torch's; None: as many as the run began with, or torch has.
-    deterministic: operators that have no deterministic form raise; False: they run, and the same bits are
-                  not promised.
-    accept:       names of the identity that may differ from now on, such as ("torch",), and of settings of tracked optimizers,
-                  schedulers and scalers that the program's own are taken of, such as ("lr",) or ("optimizer.lr",):
-                  events.jsonl says so, and the bits differ. Without it a RuntimeWarning names a setting that was edited,
-                  and the run goes on with what it had.
-    virtual_workers: how many a batch is cut for, a power of two that the number of ranks divides. batch_size
-                  is per worker. A loop's batch is a WorkerBatches with one batch for each of this rank's workers, and
-                  run.step() calls its function with these in turn, each with random numbers of its own.
-                  0: as many as ranks, and a batch is what collate_fn gave.
-    rank_stopped_seconds: longest that a rank may be stopped (SIGSTOP, a debugger) before the others end it, and
-                  themselves with ConnectionError naming it; 0: as long as gloo waits, half an hour.
+    memory_limit: the Governor's; "" is found from the machine.
+    seed:         for Python's, NumPy's and torch's generators, the order, and rows.
+    options:      other values that determine the bits, such as {"lr": 1e-3}. They are kept in run.toml. A resumption with
+                  other values is refused, naming both. Before the first commit anything may change.
+    device_memory_limit: for torch's accelerator (per rank), or by device: {"cuda:1": "20GiB"}; see Governor's `devices`. None: that
+                  of `plimsoll run --device-memory-limit`, or no limit. A commit records the kind of device of each module. Another
+                  kind gives other bits, and is refused without accept=("device",).
+    foreign_bytes, disk_limit: the Governor's.
+    compute_threads: torch's; None: as many as the run began with, or torch's present number.
+    deterministic: operators without a deterministic form raise; False: they run, and the same bits are
+                  not guaranteed.
+    accept:       names that may differ from the commit: of the identity, such as ("torch",), or settings of tracked optimizers,
+                  schedulers and scalers, such as ("lr",) or ("optimizer.lr",). The program's values are then used, events.jsonl records
+                  it, and the bits differ. Settings not named here keep the commit's values, with a RuntimeWarning.
+    virtual_workers: number of shares that a batch is cut into, a power of two that the number of ranks divides. batch_size is per
+                  worker. A loop's batch is a WorkerBatches with one batch for each of this rank's workers, and run.step() calls its
+                  function with each in turn, with random numbers of its own. 0: one per rank, and a batch is the result of collate_fn.
+    rank_stopped_seconds: longest that a rank may be stopped (SIGSTOP, a debugger). After that the other ranks kill it, and
+                  raise ConnectionError naming it; 0: gloo's time-out, half an hour.
     Errors: ValueError (another process trains in it; another identity, with both values; no run, and the
             folder is not empty; another run or governor in this process); BudgetExceeded; CorruptError;
-            OSError; ImportError without torch. What one of several ranks has, all have; ConnectionError, from
-            whatever waits for the others, when one of them has ended.
+            OSError; ImportError without torch. An error on one rank is raised on all of them; ConnectionError,
+            from any call that waits for other ranks, when one has ended.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, memory_limit: int | str = "", seed: int = 0,
@@ -136,7 +133,7 @@ class Run:
         group = self.group = _ranks.join(
             rank_stopped_seconds, path=os.path.abspath(path), seed=seed, memory_limit=memory_limit, options=options or {},
             compute_threads=compute_threads, deterministic=deterministic, virtual_workers=virtual_workers)
-        """The processes that train the run: its only one, or its ranks."""
+        """The processes that train the run: Solo or Ranks."""
         try:
             self._workers = VirtualWorkers.dealt(virtual_workers, group.rank, group.count, self.seed)
         except ValueError:
@@ -148,14 +145,14 @@ class Run:
                           devices=devices, compute_threads=compute_threads,
                           deterministic=deterministic, accept=accept,
                           run_toml=_of_recipe.run_toml if _of_recipe else None)
-        self._of_recipe = _of_recipe  # Of plimsoll.recipes: what the program was told.
+        self._of_recipe = _of_recipe  # Set by plimsoll.recipes: the options of the command line.
         self.governor = self._life.governor
-        """The limit, and who holds what of it."""
+        """The limit and its holders."""
         saved = self._saved = self._life.saved
         self._parts = Parts(saved.pop("parts", None), f"the commit of step {self._life.saved_step}",
                             PartSettings(saved.pop("settings", {}), accept))
-        self._random = saved.get("random")  # Put back when batches are taken.
-        self._gradients = Gradients(saved.pop("gradients", {}) if saved else None)  # Of loops without run.step().
+        self._random = saved.get("random")  # Restored when the loop begins.
+        self._gradients = Gradients(saved.pop("gradients", {}) if saved else None)  # For loops without run.step().
         self._tables: dict[str, tuple[Vectors, dict[str, Any]]] = {}
         self._folders = TableFolders(self.path, group.rank, group.count, self._life.saved_step,
                                      saved.get("table_folder", "embeddings"), saved.get("ranks", 1))
@@ -164,17 +161,17 @@ class Run:
             self._folders.clear()
         self._loaders: list[RunLoader] = []
         self._life.end_workers = self._end_workers
-        self._loops = self._epochs = 0  # Loops that were begun, and their epochs.
-        self._in_body = False  # A batch was given, and the body has not come back for the next one.
-        self._left = False  # Nor will it: by `break`, or by what it raised.
-        self._given: Callable[[], Generator[Any, None, None] | None] = lambda: None  # The last loop's batches, while they are kept.
-        self._made = False  # Its step, by run.step().
-        self._live = False  # Before the batch's first run.step(): nothing was stepped since the boundary.
+        self._loops = self._epochs = 0  # Number of loops begun, and of their epochs.
+        self._in_body = False  # The body of the loop runs: it has a batch and has not asked for the next one.
+        self._left = False  # The body was left by `break` or an exception.
+        self._given: Callable[[], Generator[Any, None, None] | None] = lambda: None  # The last loop's iterator, if it is alive.
+        self._made = False  # The body called run.step().
+        self._live = False  # Before the batch's first run.step(): no optimizer has stepped since the boundary.
         self._cut_off = False  # The loop of another program ended in the middle of a step.
-        self._failure: Failure | None = None  # What ended a step that was not made, or a loop; no other has begun since.
+        self._failure: Failure | None = None  # The error that ended a step or a loop, until the next loop begins.
         self._source: Source | None = None
-        self._waiting: Callable[[], None] | None = None  # Puts back what was committed after a loop that was left.
-        self._waits_at: Any = None  # The place in the data before a batch that is waited for.
+        self._waiting: Callable[[], None] | None = None  # Restores the commit made after a loop left by `break`.
+        self._waits_at: Any = None  # The position in the data while the next batch is awaited.
         self._steps = Steps(self._parts, self._tables, saved.pop("step_state", None) if saved else None,
                             self._life.saved_step >= 0, self.path, group, self._workers)
         self._steps.interruptible = lambda: self._life.at_place(Where.STEP)
@@ -186,19 +183,20 @@ class Run:
 
     @property
     def steps_made(self) -> int:
-        """Since the run began, in all its lives; the step whose body runs is not counted yet."""
+        """The number of steps since the run began, over all starts; a step whose body still runs is not counted."""
         return self._life.at.step + int(self._left and self._failure is None)
 
     @property
     def stopped(self) -> str:
-        """Why steps() ended early: "SIGINT", "SIGTERM", ".stop" (`plimsoll stop`); "" if it did not."""
+        """The reason why steps() ended early: "SIGINT", "SIGTERM", ".stop" (`plimsoll stop`); "" if it did not."""
         return self._life.stopped
 
     @property
     def stop_asked(self) -> bool:
-        """Whether a stop is asked for that the loop has not come to: work between two steps may end early.
+        """Whether a stop was requested that the loop has not reached: work between two steps may end early.
 
-        Of several ranks, whether any is asked: they all look as often."""
+        With several ranks, True if any of them was asked. All ranks must read this equally often.
+        """
         return self._life.asked()
 
     @property
@@ -208,19 +206,20 @@ class Run:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process writes what the run leaves beside its commits: an export, a picture. Of several ranks
-        the first one does."""
+        """Whether this process writes the run's other outputs: an export, a picture. With several ranks, only the first
+        one does.
+        """
         return self.group.first
 
     def track(self, **parts: Any) -> None:
-        """Names what must be the same after a resumption, and restores it if the run goes on; once more where the loop
-        goes on that was interrupted, as what the program does to it before that is part of what it was.
+        """Names state that a resumption restores, and restores it at once if the run is resumed. It is restored again when the interrupted
+        loop continues, as the program's earlier changes to it are part of the commit already.
 
         A part has state_dict() and load_state_dict() (modules, optimizers, schedulers, scalers, averages,
         …), or is a tensor, a dict of plain values, or a random generator. Random states of Python, NumPy
-        and torch, tables of embedding() and the place in the data are parts of every run.
+        and torch, tables of embedding() and the position in the data are parts of every run.
         Errors: ValueError naming parts and tensors that are missing, extra or of another shape or dtype;
-                a part of a name that is taken; after the first batch.
+                for a name already used; after the first batch.
         """
         self._check_open()
         self.group.check_parts(parts)
@@ -231,16 +230,16 @@ class Run:
     def embedding(self, name: str, *, rows: int, dim: int, optimizer: Optimizer | None = None,
                   init: Zeros | Normal | Uniform | None = None, dtype: str = "float32",
                   store_bytes: int | str = 0, batch_rows: int = 4096) -> Vectors:
-        """One trainable row for each id from 0 to rows − 1, on disk: a torch.nn.Module (see Vectors).
+        """Makes a torch.nn.Module with one trainable row, on disk, for each id from 0 to rows − 1 (see Vectors).
 
             vectors = run.embedding("items", rows=10_000_000, dim=64, optimizer=plimsoll.AdamW(lr=0.03))
             vectors(ids)                     # int64 [...] -> float32 [..., 64], with autograd
 
-        optimizer, init, dtype, store_bytes, batch_rows: as EmbeddingStore.open(). Without a value, a new table has
-        optimizer=plimsoll.AdamW(lr=0.001) and init=plimsoll.Normal(std=0.01) with the run's seed; print(vectors) names
-        the optimizer. With virtual_workers, or several ranks, a DealtVectors: each rank has a
-        table of the rows that are its own, and store_bytes is per rank.
-        Errors: as EmbeddingStore.open(); ValueError for another table than the run's, with both values.
+        optimizer, init, dtype, store_bytes, batch_rows: those of EmbeddingStore.open(). By default, a new table has
+        optimizer=plimsoll.AdamW(lr=0.001) and init=plimsoll.Normal(std=0.01) with the run's seed; print(vectors) shows
+        the optimizer. With virtual_workers or several ranks, returns a DealtVectors: each rank has a
+        table of the rows it owns, and store_bytes is per rank.
+        Errors: those of EmbeddingStore.open(); ValueError for another table than the run's, with both values.
         """
         from ..rows._rank_rows import DealtTable
         from ._run_embedding import DealtVectors, Vectors
@@ -262,7 +261,7 @@ class Run:
         return made
 
     def _opened(self, name: str, rows: int, **options: Any) -> EmbeddingStore:
-        """This process's table, moved here first where another number of ranks had it."""
+        """Opens this rank's table, after it was made from the tables of another number of ranks if need be."""
         def made(path: str | os.PathLike[str], at_step: int | None = None) -> EmbeddingStore:
             with self._folders.which(rows, path) as which:
                 return EmbeddingStore.open(self.governor, path, at_step=at_step, **which, **options)
@@ -277,24 +276,23 @@ class Run:
                collate_fn: Callable[[list[Any]], Any] | None = None, shuffle: bool = True,
                drop_last: bool = False, prefetch: int = 2, start_method: str = "fork",
                device: str | torch.device | None = None) -> RunLoader:
-        """Batches of any map-style dataset (__getitem__ and __len__), for steps().
+        """Makes batches of any map-style dataset (__getitem__ and __len__), for steps().
 
-        The order is SampleOrder(len(dataset), seed, epoch), begun at any place at once. The main random
-        states of Python, NumPy and torch are set for each item from (seed, epoch, index), so that
-        augmentations are the same for any number of workers and after a resumption; without workers
-        those of the loop are put back. Not set are generators that the dataset keeps for itself.
+        The order is SampleOrder(len(dataset), seed, epoch), which starts at any position at once. For each item, the main random
+        states of Python, NumPy and torch are set from (seed, epoch, index), so that augmentations are the same for any number of
+        workers and after a resumption. Without workers the loop's states are restored. Generators inside the dataset are not set.
 
-        batch_size: of each rank, where there are several, or of each virtual worker; a last, partial batch is
-                    divided among them.
-        workers:    processes, by `start_method`. "fork": anew for each epoch, so that they see what the program has changed in
-                    the dataset before it, and a loop within the loop has its own. "spawn": once, as that takes seconds:
-                    they see no change, and serve one loop at a time. 0: items are made in this one.
-        collate_fn: items -> a batch; None: torch's default_collate.
+        batch_size: items per rank, or per virtual worker; a last, partial batch is divided among them.
+        workers:    number of processes. "fork" starts them anew for each epoch, so that they see the program's earlier changes
+                    to the dataset, and a nested loop has its own. "spawn" starts them once, as that takes seconds:
+                    they see no change, and serve one loop at a time. 0: items are made in this process.
+        collate_fn: makes a batch from a list of items; None: torch's default_collate.
         drop_last:  leaves out an epoch's last, partial batch.
         prefetch:   batches in flight for each worker.
-        device:     of torch's, such as "cuda": a batch's tensors are there, at any depth; all else in it stays as it is. The next batch
-                    is made, and goes there from page-locked memory (two batches, leased as "pinned"), while a step computes.
-                    Where memory has no room for that, it is copied when it is needed. The bits are those of tensor.to(device).
+        start_method: "fork", "spawn" or "forkserver"; see workers.
+        device:     a device of torch, such as "cuda", to which a batch's tensors are moved, at any depth; other values stay. The next
+                    batch is made and copied from pinned memory (two batches, leased as "pinned") while a step computes.
+                    Without room for that, it is copied when it is needed. The bits are those of tensor.to(device).
                     None: batches are in host memory.
         Errors: ValueError naming the argument.
         """
@@ -315,32 +313,29 @@ class Run:
     def steps(self, data: Any, *, epochs: int = 1, largest: Any = None, commit_every_steps: int | None = None,
               commit_every_minutes: float = 10.0, cleanup_every_n_steps: int = 0,
               progress: bool = True) -> Iterator[Any]:
-        """The batches of some epochs; of a run that goes on, those that are left.
+        """Yields the batches of `epochs` epochs. A resumed run yields only the remaining ones.
 
-        Between two batches the run looks at the memory, obeys Ctrl-C, SIGTERM, SIGUSR1, `plimsoll stop`,
-        `pause` and `limit`, and commits when it is time; at the end it commits. Asked to stop, it commits
-        and the loop ends: `run.stopped` says why, and what comes after the loop should look at it. After
-        `break` the step that was made counts, and the loop has ended. An exception of the body should leave the run.
-        Caught around the loop, but inside the run, it counts as `break`: the step and the loop as done, and committed.
-        One that run.step() raised does not: its step was not made, nothing is committed, and the run has failed unless
-        another loop follows. Loops may follow one another: epochs count on, and those that came to their end before a
-        resumption give nothing. `epochs` of the last may grow.
+        Between two batches the run checks the memory, obeys Ctrl-C, SIGTERM, SIGUSR1, `plimsoll stop`, `pause` and `limit`, and commits
+        when due; it also commits at the end. On a stop it commits and the loop ends: check `run.stopped`, which names the reason, after
+        the loop. After `break` the step counts as made and the loop as done. Let exceptions of the body leave the run. If one is caught
+        around the loop, but inside the run, it counts as `break`: step and loop are done, and committed. An exception of run.step()
+        does not: the step was not made, nothing is committed, and the run has failed unless another loop follows. Loops may follow one
+        another: epochs are counted on, and loops completed before a resumption yield nothing. `epochs` of the last loop may grow.
 
-        data:    of loader(); a list of batches; a plimsoll.Loader; TokenSet.batches(…); anything with
-                 state_dict() and load_state_dict() (a StatefulDataLoader), whose state a commit holds for its own loop,
-                 so all loops take the same one; or another iterable, with a RuntimeWarning: a resumption reads its
-                 epoch again up to the place. Of what is not of loader() each virtual worker has
-                 a whole batch, so a step has as many as there are workers; at the end of an epoch some have none.
-        largest: the largest batch that will come: the first run.step() admits it first (see
+        data:    of loader(); a list of batches; a plimsoll.Loader; TokenSet.batches(…); an object with state_dict() and
+                 load_state_dict() (a StatefulDataLoader), whose state a commit stores for the current loop only, so all loops must take
+                 the same one; or another iterable, with a RuntimeWarning: a resumption reads its epoch again up to the position. Unless
+                 data is of loader(), each virtual worker takes a whole batch, so a step uses one per worker; at the end of an epoch
+                 some workers have none.
+        largest: the largest batch that will come. The first run.step() admits it before its own (see
                  TrainingStep.admit), so that no later step can fail for memory.
-        commit_every_steps, commit_every_minutes: whichever comes first; 0: not by that. Steps without a
-                 value are 0, or a recipe's --checkpoint-every-n-steps. Where a copy of it fits into memory
-                 beside a step, a thread writes it, and the loop waits for the copy alone (events.jsonl:
-                 stall_seconds); the one before it is what a crash meanwhile comes back to.
-        cleanup_every_n_steps: how often what nobody uses is given back (Governor.clean_up()), between two
-                 steps; 0: under pressure only. It changes no result; events.jsonl says what it freed.
+        commit_every_steps, commit_every_minutes: a commit is due by whichever comes first; 0: not by that. None is 0, or a recipe's
+                 --checkpoint-every-n-steps. If a copy of the state fits into memory beside a step, a thread writes it, and the loop
+                 waits for the copy alone (events.jsonl: stall_seconds). A crash during the writing comes back to the commit before.
+        cleanup_every_n_steps: number of steps between calls of Governor.clean_up(), which frees unused memory and changes no
+                 result; 0: under pressure only. events.jsonl records the bytes freed.
         progress: a bar on a terminal, lines elsewhere, on stderr.
-        Errors: ValueError (parts or tables of the commit that are not here; other data); MemoryPressure
+        Errors: ValueError (parts or tables of the commit are missing here; other data); MemoryPressure
                 after a commit; OSError (a commit failed: the one before it stands).
         """
         from ._run_loader import RunLoader
@@ -374,7 +369,7 @@ class Run:
         return batches
 
     def _close_parts(self) -> None:
-        """Nothing is tracked any more. Errors: ValueError naming parts and tables that are missing."""
+        """Ends tracking. Errors: ValueError naming parts and tables of the commit that the program lacks."""
         if self._parts.closed:
             return
         self._parts.check_complete()
@@ -399,7 +394,7 @@ class Run:
                 self._waiting = lambda: self._pass_over(source, state, left=True)
                 return
             if ended or at.epoch == end:
-                self._pass_over(source, state, ended == "left")  # What comes after the loop is done again.
+                self._pass_over(source, state, ended == "left")  # The program does its work after the loop again.
                 state = None
             moved = at.epoch < end and source.batches is None
             while at.epoch < end:
@@ -416,7 +411,7 @@ class Run:
                         break
                     except Exception as error:
                         life.where = Where.BUSY
-                        # Of other data the place is not known now.
+                        # For other data the position is unknown here.
                         if life.ended_waiting(error, workers=source.num_workers > 0,
                                               place_known=isinstance(source, (RunLoader, Sought))):
                             return
@@ -427,10 +422,10 @@ class Run:
                         life.where = Where.BODY
                         yield batch
                         life.where = Where.BUSY
-                    except GeneratorExit:  # Later where a variable keeps the iterator: the step may be counted by then.
+                    except GeneratorExit:  # May come late, when a variable kept the iterator: the step may be counted by then.
                         self._left = self._in_body and self._loops == loop + 1
                         raise
-                    except MemoryPressure:  # The watcher's, after the body has come back: the boundary obeys.
+                    except MemoryPressure:  # Raised by the watcher after the body has ended: the boundary obeys.
                         life.where = Where.BUSY
                     self._in_body, self._failure = False, None
                     self.group.check_made(self._made)
@@ -448,7 +443,7 @@ class Run:
         life.ended()
 
     def _begin_loop(self, source: Source, loop: int, first: int, end: int, largest: Any, quiet: bool) -> tuple[Any, str]:
-        """(what the source goes on with, how the loop has ended already). Errors: ValueError for other loops or data than before."""
+        """Returns (the source's state to begin from, how the loop has ended already). Errors: ValueError for other loops or data than before."""
         from ._run_loader import RunLoader
 
         life, at = self._life, self._life.at
@@ -479,11 +474,11 @@ class Run:
             batches: Iterator[Any] = iter(())
         else:
             batches = source.start(at.epoch, at.batch, state)
-        self._put_back()  # After what beginning in the middle has drawn.
+        self._put_back()  # Last, as starting in the middle of an epoch draws random numbers.
         return batches
 
     def _pass_over(self, source: Source, state: Any, left: bool) -> None:
-        """The loop has ended, as the commit has it."""
+        """Restores the state after a loop that had ended by the commit."""
         if state is not None:
             source.pass_over(state, left)
         self._parts.load_again()
@@ -500,7 +495,7 @@ class Run:
             self._random = None
 
     def _advance(self, rows: int) -> None:
-        """The body has come back: a step was made."""
+        """Counts a step, after the body has ended."""
         at, source = self._life.at, self._source
         at.step, at.batch = at.step + 1, at.batch + 1
         self._steps.begin_batch()
@@ -513,7 +508,7 @@ class Run:
             vectors._between_steps()
 
     def _begin_or_wait(self) -> None:
-        """Completes the loop before: commits one that was left by `break`, or puts that commit back in a resumed run."""
+        """Completes the loop before: commits one that was left by `break`, or restores that commit in a resumed run."""
         self._close_kept()
         self._end_left_loop()
         if self._waiting is not None:
@@ -521,13 +516,13 @@ class Run:
             self._waiting = None
 
     def _close_kept(self) -> None:
-        """Batches that a variable keeps after `break` hear signals until they are closed."""
+        """Closes the iterator of a loop left by `break`, if a variable keeps it: it would still take signals."""
         batches: Any = self._given()
         if batches is not None and not batches.gi_running:
             batches.close()
 
     def _end_left_loop(self) -> None:
-        """After `break`: the step was made, and the loop has ended. After a step that was not made nothing is committed."""
+        """Counts and commits the last step of a loop left by `break`. Does nothing after a step that was not made."""
         left, self._in_body, self._left = self._in_body and self._failure is None, False, False
         if left:
             self._advance(0)
@@ -538,7 +533,7 @@ class Run:
 
     @contextlib.contextmanager
     def _noted(self) -> Iterator[None]:
-        """An exception that leaves is what ends the run, though the program goes on; leaving a generator is none."""
+        """Records an exception that leaves the block as the run's failure, even if the program continues. GeneratorExit is none."""
         try:
             yield
         except GeneratorExit:
@@ -556,9 +551,9 @@ class Run:
         return content, tables
 
     def _here(self) -> tuple[dict[str, Any], list[EmbeddingStore]]:
-        """The same of this process, without random states."""
+        """Returns the content and tables of this process, without random states."""
         at, source = self._life.at, self._source
-        assert source is not None  # There is a step to commit.
+        assert source is not None  # A commit has a step, and so a source.
         at.source = (self._waits_at or source.state()) if at.batch or source.counts_on else None
         content = {"parts": self._parts.live(), "own": [], "ranks": self.group.count, "data": source.shape(),
                    "table_folder": self._folders.name, "tables": {name: said for name, (_, said) in self._tables.items()},
@@ -575,22 +570,22 @@ class Run:
              before_update: Callable[[], Any] | None = None,
              split: Callable[[Any, int], Any] | None = None, checkpoint: Iterable[Any] = (),
              allow_batchnorm_microbatch: bool = False) -> float:
-        """One step of the tracked models, optimizers, scaler and tables as a transaction; returns the loss.
+        """Makes one step of the tracked models, optimizers, scaler and tables as a transaction; returns the loss.
 
-        `f` is called with the entries of a tuple or list, with anything else as one argument; it gives the
-        loss. Gradients are zeroed, backward, clipping and the optimizer's step are done here. All options
-        are TrainingStep's, whose docstring says what is put back and when a batch is cut; they stay the
-        same for all steps of a run. A torch.amp.GradScaler that is tracked is used. A scheduler given
-        here is stepped with the optimizer, and must be tracked.
+        `f` is called with the entries of a tuple or list as arguments, or with anything else as one argument, and returns the
+        loss. This call zeroes gradients, runs backward, clips, and steps the optimizer. The options are
+        TrainingStep's, whose docstring says what is restored and when a batch is cut; they stay the
+        same for all steps of a run. A tracked torch.amp.GradScaler is used. `scheduler` is stepped with the
+        optimizer, and must be tracked.
 
-        loss:      how the losses of parts make that of the batch. Only with it is a batch cut that memory refused: "mean"
-                   where each row has its own share of a mean, as in torch's losses by default; "sum". None: never, as a loss may
-                   compare the rows of a batch. A model with batch statistics wants allow_batchnorm_microbatch=True as well.
-        optimizer: one of the tracked optimizers, or several: this call zeroes and steps these alone, and gradients that its loss
-                   has for parameters of others are dropped. So a batch may have several calls, each with a loss and options
-                   of its own, as a GAN's has two. They are one step of the run, and one transaction: a call that fails puts
-                   back the calls before it, whose parameters and states are copied until the batch's end; rows of tables
-                   are not put back, and the run cannot commit then. None: all, in one call a batch.
+        loss:      how the losses of micro-batches combine to that of the batch: "mean" where each row has an equal share of a
+                   mean, as in torch's losses by default; "sum". Only then is a batch cut that memory refused. None: never cut, as a loss
+                   may compare the rows of a batch. A model with batch statistics needs allow_batchnorm_microbatch=True as well.
+        optimizer: one of the tracked optimizers, or several: this call zeroes and steps these alone, and drops gradients that its loss
+                   has for parameters of others. So a batch may have several calls, each with its own loss and options,
+                   as for a GAN. They are one step of the run, and one transaction. A call that fails undoes
+                   the earlier calls, whose parameters and states are copied until the batch's end; rows of tables
+                   cannot be undone, and the run cannot commit then. None: all optimizers, in one call per batch.
         Errors: BudgetExceeded (the step does not fit and was not made), MemoryPressure: the steps before it are committed; ValueError.
         """
         self._check_open()
@@ -598,7 +593,7 @@ class Run:
             raise ValueError("step: call it in the body of `for batch in run.steps(…)`")
         same = {"loss": loss, "accumulate": accumulate, "clip_norm": clip_norm, "scheduler": scheduler,
                 "checkpoint": list(checkpoint), "allow_batchnorm_microbatch": allow_batchnorm_microbatch}
-        functions = {"weight": weight, "before_update": before_update, "split": split}  # Often made anew for each call.
+        functions = {"weight": weight, "before_update": before_update, "split": split}  # May differ from call to call.
         with self._noted():
             self._gradients.leave()
             with self._put_back_or_made():
@@ -610,9 +605,9 @@ class Run:
 
     @contextlib.contextmanager
     def _put_back_or_made(self) -> Iterator[None]:
-        """Inside, a step is made, or put back; where memory ends it, the boundary before it is committed."""
+        """Guards one step. If memory ends it, the step is undone and the boundary before it is committed."""
         life = self._life
-        if not self._steps.is_half_made:  # The batch's first call.
+        if not self._steps.is_half_made:  # This is the batch's first call.
             self._live = life.keeper.is_live()
         try:
             with life.at_place(Where.BUSY):
@@ -631,16 +626,16 @@ class Run:
             return
         if self._live:
             life.keeper.put_back()
-        life.save_last()  # Of several ranks there is none, and those that have agreed commit.
+        life.save_last()  # Several ranks keep no copy; they commit below, if all agreed on the error.
         if life.drawn is not None and not self.group.over and getattr(error, "_told_to_ranks", False):
             life.drawn.put_back()
             life.commit()
 
     def idle(self, seconds: float) -> bool:
-        """Waits between two loops, for something to train on; `plimsoll stop`, `pause` and `limit` are obeyed.
+        """Waits between two loops, such as for new data; obeys `plimsoll stop`, `pause` and `limit`.
 
-        True: the run was asked to stop meanwhile; `stopped` says why, and steps() gives nothing any more.
-        Of several ranks all wait until the first one's time is over.
+        Returns True if the run was asked to stop meanwhile; `stopped` has the reason, and steps() then yields nothing.
+        With several ranks all wait until rank 0's time is over.
         """
         self._check_open()
         self._begin_or_wait()
@@ -649,16 +644,16 @@ class Run:
     def end_loop(self) -> None:
         """Commits the last step of a loop that was left by `break`, for work that follows it.
 
-        Without it the next loop, idle() or close() does. Does nothing where no loop was left, and after a step that
-        was not made. Errors: OSError, as of any commit.
+        Otherwise the next loop, idle() or close() does it. Does nothing if no loop was left, or its last step was
+        not made. Errors: OSError, as for any commit.
         """
         self._check_open()
         self._end_left_loop()
 
     def log(self, **values: Any) -> None:
-        """Metrics of the step that is being made: RUN/events.jsonl, and RUN/metrics for TensorBoard.
+        """Writes metrics of the current step to RUN/events.jsonl, and to RUN/metrics for TensorBoard.
 
-        values: numbers, or tensors of one, which keep their graph; `loss` is what `plimsoll status` shows.
+        values: numbers, or tensors of one number, which keep their graph; `plimsoll status` shows `loss`.
         Errors: ValueError naming the value that is no number.
         """
         self._check_open()
@@ -669,12 +664,12 @@ class Run:
         self._life.report.log(at.step + int(self._in_body), at.epoch, numbers)
 
     def event(self, name: str, /, **values: Any) -> None:
-        """Adds a line to RUN/events.jsonl: {"event": name, **values} and the time. Of several ranks the first one's.
+        """Adds a line to RUN/events.jsonl: {"event": name, **values} and the time. With several ranks, rank 0's counts.
 
             run.event("preview", step=run.steps_made, text=answer)
 
-        name: one of your own: what the run itself writes is read by `plimsoll why` and the report.
-        values: texts, numbers, truth values. Errors: TypeError naming the value that is none; OSError.
+        name: your own; `plimsoll why` and the report read the names that the run itself writes.
+        values: texts, numbers, bools. Errors: TypeError naming a value of another type; OSError.
         """
         self._check_open()
         for key, value in values.items():
@@ -684,13 +679,13 @@ class Run:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Names what the loop does meanwhile, for `plimsoll why` and the report: "decode", "evaluate".
+        """Names the loop's work inside the block, for `plimsoll why` and the report: "decode", "evaluate".
 
             with run.phase("evaluate"):
                 evaluate(model)
 
-        After a phase whose name begins with "eval", "valid" or "test", what nobody uses is given back
-        (Governor.clean_up()), so that the steps that follow begin where training stood.
+        After a phase whose name begins with "eval", "valid" or "test", unused memory is freed
+        (Governor.clean_up()), so that training goes on with its former memory.
         """
         self._check_open()
         before, self._phase = self._phase, name
@@ -707,9 +702,9 @@ class Run:
     # ---- The end ----
 
     def close(self, error: BaseException | None = None) -> None:
-        """Ends the run: the last word in its status, workers, tables, governor, folder, torch's settings.
+        """Ends the run: writes its last status, then closes workers, tables, governor and folder, and restores torch's settings.
 
-        error: what ended it; None: nothing did. A second close does nothing.
+        error: the exception that ended it; None: there was none. A second close does nothing.
         """
         if self._life.closed:
             return
@@ -773,7 +768,7 @@ _at_fork = False
 
 
 def current() -> Run | None:
-    """The run that is open in this process."""
+    """Returns the run that is open in this process, or None."""
     run = _open() if _open is not None else None
     return run if run is not None and not run._life.closed else None
 

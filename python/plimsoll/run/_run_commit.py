@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's commits: what they hold, and in which order they become true.
+"""A run's commits: their content, and the order in which it is made durable.
 
     checkpoints/step-000000100/parts.pt    written and synced: parts, random states, the position
     embeddings/NAME/                       each table commits step 100, and keeps the commit before it;
-                                           before the file, where a thread writes that (_run_writer.py)
+                                           before the file, if a thread writes that (_run_writer.py)
     checkpoints/manifest.json              published: from here on a crash comes back to step 100
     checkpoints/step-000000098/            deleted: two commits are kept
 
-Of several ranks rank-1/parts.pt is written too, beside rank 0's and before the manifest: the parts, random
-states and gradients of `accumulate` that are not the same on all of them. Where there are none, another number of ranks may go on.
-A step that is committed again, at another position, has rank-1/parts-LOOP-EPOCH-BATCH.pt, and rank 0's parts.pt, which names it, is
-replaced last.
+With several ranks, rank-1/parts.pt is written too, beside rank 0's and before the manifest. It has the parts, random states
+and gradients of `accumulate` that differ between ranks. If none differ, another number of ranks may resume.
+If a step is committed again at another position, the file is rank-1/parts-LOOP-EPOCH-BATCH.pt. Rank 0's parts.pt, which names it,
+is replaced last.
 
-Where the disk is full, each of these waits for room, and is made again by itself (_room.py, os/room.h).
+If the disk is full, each of these waits for room and is then made again (_room.py, os/room.h).
 
 Threads: the thread that trains, and one that writes.   Memory: see _checkpoint.py and _run_writer.py.
 """
@@ -44,28 +44,28 @@ _FORMAT = 1
 
 @dataclasses.dataclass
 class Position:
-    """Where a run is, between two steps."""
+    """The position of a run between two steps."""
 
     step: int = 0
-    """Steps made."""
+    """The number of steps made."""
     loop: int = 0
-    """The call of steps() that it is in, or that has ended."""
+    """The number of the call of steps(), from 0, that is running or has ended."""
     first: int = 0
-    """The epoch that this loop began with."""
+    """The first epoch of this loop."""
     epoch: int = 0
-    """The epoch of the run: its count goes on from one loop to the next."""
+    """The epoch of the run; the count continues from one loop to the next."""
     batch: int = 0
-    """Batches of the epoch that were done."""
+    """The number of batches done in the epoch."""
     source: Any = None
-    """The state of what batches come from, where it has one."""
+    """The state of the data source, if it has one."""
     ended: str = ""
-    """How the loop has: "whole", or "left" by `break`; "": it is in an epoch."""
+    """How the loop ended: "whole", or "left" by `break`; "": it has not."""
 
 
 def load(folder: _core.RunFolder, step: int, rank: int = 0, ranks: int = 1) -> dict[str, Any]:
-    """Returns the content that save() or save_together() wrote, as rank `rank` of `ranks` goes on from it.
+    """Returns the content that save() or save_together() wrote, from which rank `rank` of `ranks` resumes.
 
-    Errors: CorruptError; OSError; ValueError naming parts that differed between ranks, where the number of ranks has changed.
+    Errors: CorruptError; OSError; ValueError naming parts that differed between ranks, if the number of ranks has changed.
     """
     place = pathlib.Path(folder.checkpoint_path(step))
     content = _read(place / _FILE, step)
@@ -77,7 +77,7 @@ def load(folder: _core.RunFolder, step: int, rank: int = 0, ranks: int = 1) -> d
         mine = _read(_of_rank(place, rank) / content.get("own_file", _FILE), step)
         content["parts"] |= mine["parts"]
         content |= {name: mine[name] for name in ("random", "step_state")}
-    # Of parts the pages of the file are used; all else is small, and kept longer than the file.
+    # Parts stay pages of the mapped file. The rest is small, outlives the file, and is copied.
     kept = {name: value if name == "parts" else copied(value) for name, value in content.items()}
     kept["position"] = Position(**kept["position"])
     return kept
@@ -95,9 +95,9 @@ def _read(path: pathlib.Path, step: int) -> dict[str, Any]:
 
 def save(folder: _core.RunFolder, content: dict[str, Any], position: Position,
          tables: list[EmbeddingStore], again: bool) -> int:
-    """Commits everything under position.step; returns the bytes of the checkpoint.
+    """Commits everything under position.step. Returns the bytes of the checkpoint.
 
-    again:  the step is published already, and only the position is another: the file is replaced.
+    again:  the step is published already, and only the position has changed: its file is replaced.
     Errors: OSError; the commit before it stands.
     """
     whole, step = _whole(content, position), position.step
@@ -108,9 +108,9 @@ def save(folder: _core.RunFolder, content: dict[str, Any], position: Position,
 
 def save_beside(folder: _core.RunFolder, content: dict[str, Any], position: Position,
                 tables: list[EmbeddingStore], governor: Governor) -> Writer | None:
-    """save(), whose file a thread writes from the writer's start() on; the tables have committed when this returns.
+    """Commits the tables, and returns a Writer whose thread then writes the file as save() does.
 
-    None: there is no room for the copy that it is written from, and nothing was done. Errors: OSError.
+    None: there is no room for a copy of the content, and nothing was done. Errors: OSError.
     """
     began, step = time.monotonic(), position.step
     image = Image.of(_whole(content, position), governor)
@@ -135,11 +135,11 @@ def _written(folder: _core.RunFolder, content: dict[str, Any], step: int,
 
 def save_together(ranks: Ranks, folder: _core.RunFolder, content: dict[str, Any], position: Position,
                   tables: list[EmbeddingStore], again: bool) -> int:
-    """save(), of all ranks: each writes what is its own, and then rank 0 publishes.
+    """Commits on all ranks: each writes its own content, then rank 0 publishes. Returns the bytes of all ranks' files.
 
-    content: of each rank; "own" names what is not the same on all.
-    again:   as save()'s. The published files stay until rank 0's is replaced, which names the others'.
-    Errors:  as save(), on all.
+    content: that of this rank; "own" names the entries that differ between ranks.
+    again:   as for save(). The published files stay until rank 0's, which names the others, is replaced.
+    Errors:  those of save(), on all ranks.
     """
     place = pathlib.Path(folder.checkpoint_path(position.step))
     if again:
@@ -158,7 +158,7 @@ def save_together(ranks: Ranks, folder: _core.RunFolder, content: dict[str, Any]
 
     def tables_committed() -> None:
         for table in tables:
-            if table.last_commit < position.step:  # Else only the place in the data is another.
+            if table.last_commit < position.step:  # Otherwise only the position has changed.
                 table.commit(position.step)
 
     if tables:
@@ -203,7 +203,7 @@ def _whole(content: dict[str, Any], position: Position) -> dict[str, Any]:
 
 
 def _partial_of(place: pathlib.Path) -> pathlib.Path:
-    """RunFolder removes folders of such a name, which a crash left."""
+    """Returns the temporary name of a checkpoint's folder. RunFolder removes such folders after a crash."""
     return place.with_name(place.name + ".partial")
 
 

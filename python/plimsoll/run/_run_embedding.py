@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors: rows of an EmbeddingStore as a torch.nn.Module; DealtVectors: of those of several ranks.
+"""Vectors: rows of an EmbeddingStore as a torch.nn.Module. DealtVectors: the same for rows divided among ranks.
 
 Reading order: _lookups.py, _device_rows.py, _rank_rows.py, this file, _accumulation.py.
 
 Threads: the thread that trains; backward may call it again (recomputing).
-Memory:  the rows of a step's lookups, leased, until the step was made.
+Memory:  the rows of a step's lookups, leased until the step was made.
 """
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from ._run_parts import Parts
 class Vectors(torch.nn.Module):
     """One trainable row for each id: vectors(ids) -> float32 [*ids.shape, dim], on the ids' device.
 
-    Made by plimsoll.Run.embedding(). It has no parameters: rows are read from the table when they are
-    looked up, and Run.step() has the table update them, in the step's transaction. Ids may come more than
-    once and in several lookups of a step: their gradients are summed, in the order they were asked for.
-    A lookup under torch.no_grad() only reads. A copy (copy.deepcopy) looks up in the same table. Ids on a device cost a wait for what
-    made them; rows go there, and their gradients come back, through pinned host memory.
+    Made by plimsoll.Run.embedding(). It has no parameters: a lookup reads rows from the table, and Run.step() has
+    the table update them within the step's transaction. Ids may occur more than once, and in several lookups of a
+    step: their gradients are summed, in the order of lookup. A lookup under torch.no_grad() only reads. A copy
+    (copy.deepcopy) looks up in the same table. With ids on a device, a lookup waits until they are computed; rows and
+    their gradients are copied through pinned host memory.
 
     In a loop with a backward and an optimizer of your own, call vectors.step() after optimizer.step(). A
-    torch.amp.GradScaler of such a loop must be tracked, run.track(scaler=scaler), and scale every loss that rows are in.
+    torch.amp.GradScaler of such a loop must be tracked, run.track(scaler=scaler), and scale every loss that uses rows.
     Errors: NotFoundError naming the first unknown id; BudgetExceeded; ValueError in a forked worker.
     """
 
     def __init__(self, name: str, store: EmbeddingStore, parts: Parts) -> None:
-        """For Run.embedding(). parts: of the run, in which a scaler is looked for."""
+        """Takes what Run.embedding() made. parts: those of the run, among which a GradScaler is looked for."""
         super().__init__()
         self.name, self._store, self._parts = name, store, parts
-        self._waiting: list[Rows] = []  # Looked up outside Run.step(), and not applied.
-        self._scale = 0.0  # Of the gradients that wait.
+        self._waiting: list[Rows] = []  # Looked up outside Run.step(), and not applied yet.
+        self._scale = 0.0  # The GradScaler's scale for the gradients that wait.
 
     @property
     def store(self) -> EmbeddingStore:
-        """The table."""
+        """The table of the rows."""
         return self._store
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Shape: ids int64, any; the rows float32 [*ids.shape, dim]."""
+        """Returns the rows of ids. Shape: ids int64, any; the rows float32 [*ids.shape, dim]."""
         if ids.dtype != torch.int64:
             raise ValueError(f"{self.name}: ids are int64, not {ids.dtype}: use ids.long()")
         rows = self._gathered(ids.detach().reshape(-1))
@@ -65,10 +65,12 @@ class Vectors(torch.nn.Module):
         return RowsWay.of(self._store._governor, ids.device).gather(self._store, wanted) or self._store.gather(wanted)
 
     def step(self, *, rate_scale: float = 1.0) -> None:
-        """Applies the gradients of the lookups since the last call, of all at once. Run.step() does this
-        by itself. rate_scale: multiplies the learning rate. Where a tracked GradScaler skips the optimizer's step, or
-        one of these gradients is not finite, nothing is applied, and the scaler hears of it.
-        Errors: as EmbeddingStore.apply()."""
+        """Applies the gradients of all lookups since the last call, in one step. Run.step() does this by itself.
+        rate_scale: multiplies the learning rate. If a tracked GradScaler skips the optimizer's step, or one of these
+        gradients is not finite, nothing is applied, and the scaler is informed.
+
+        Errors: those of EmbeddingStore.apply().
+        """
         waiting = self._with_gradients()
         grads = gradients_of(waiting)
         if waiting and not self._skipped(grads):
@@ -77,11 +79,11 @@ class Vectors(torch.nn.Module):
         self._waiting.clear()
 
     def _scaler(self) -> Any:
-        """The tracked GradScaler that has scaled a loss, or None."""
+        """Returns the tracked GradScaler that has scaled a loss, or None."""
         return next((one for one in self._parts.those(torch.amp.GradScaler) if one.is_enabled() and one._scale is not None), None)
 
     def _unscaled(self, grad: torch.Tensor) -> torch.Tensor:
-        """At once, for the scale may be another one when step() is called."""
+        """Unscales a gradient during backward, as the scale may have changed when step() is called."""
         scaler = self._scaler()
         if scaler is None:
             return grad
@@ -93,8 +95,8 @@ class Vectors(torch.nn.Module):
         if scaler is None:
             return False
         if scaler.get_scale() < self._scale:
-            return True  # Its update() came before, and knows.
-        states = scaler._per_optimizer_states  # Since that.
+            return True  # update() was called before, and lowered the scale.
+        states = scaler._per_optimizer_states  # The states since the last update().
         if not all(np.isfinite(grad).all() for grad in grads):
             states[id(self)]["found_inf_per_device"] = {scaler._scale.device: torch.ones((), device=scaler._scale.device)}
             return True
@@ -104,7 +106,7 @@ class Vectors(torch.nn.Module):
         return [one for one in self._waiting if one.tensor.grad is not None]
 
     def _between_steps(self) -> None:
-        """Errors: RuntimeError where gradients were forgotten."""
+        """Raises RuntimeError for gradients that were not applied."""
         forgotten = self._with_gradients()
         if forgotten:
             raise RuntimeError(
@@ -120,14 +122,14 @@ class Vectors(torch.nn.Module):
 
 
 class DealtVectors(Vectors):
-    """Rows of all ranks: each has those of its virtual shards in its `store`, and looks up any.
+    """Rows divided among ranks. Each rank's `store` has the rows of its virtual shards; a lookup may ask for any row.
 
-    In run.step() ranks may look up different ids, and not as often as one another. Outside it they do the same, under
-    torch.no_grad(). Ids that come more than once in a lookup are read, and sent, once.
+    In run.step(), ranks may look up different ids, and a different number of times. Outside it they must do the same,
+    under torch.no_grad(). An id that occurs several times in a lookup is read and sent once.
     """
 
     def __init__(self, name: str, table: DealtTable, parts: Parts) -> None:
-        """For Run.embedding()."""
+        """Takes what Run.embedding() made."""
         super().__init__(name, table.store, parts)
         self._table = table
 

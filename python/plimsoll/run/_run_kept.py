@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeper: the state of the last boundary between two steps, for a commit that is made later.
+"""Keeper: the state of the last boundary between two steps, for a commit that may be made later.
 
-A step that ends half way, or a body that memory ends, has changed models and optimizers since. What a commit of the
-boundary before needs is kept here: random states, numbers and texts as copies, tensors by their versions, and their
-bytes where that costs next to nothing. Where nothing was stepped since, the live tensors are those of the boundary.
+A step that fails half way, or a body that memory ends, has already changed models and optimizers. The state for a commit of the
+boundary before it is kept here: copies of random states, numbers and texts, the versions of tensors, and copies of their
+bytes if those cost next to nothing. If no optimizer has stepped since, the live tensors are those of the boundary.
 
-    calm                bytes are copied if it takes 0.6 ms of the processor, or 0.5 % of the time since the last copy
+    calm                bytes are copied if that takes 0.6 ms of processor time, or 0.5 % of the time since the last copy
     memory is short     10 % of the time
-    the end is near     at every boundary: 32 steps as the last ones would pass the limit
+    the end is near     at every boundary: at the present growth, 32 more steps would pass the limit
 
 Reading order: _run_writer.py, this file, _run_life.py.
 Threads: the thread that trains.
-Memory:  one copy of the state, leased, where it takes at most a quarter of what is free beside a step. It stays as
-         less gets free when the end is near: the end is what it is for.
+Memory:  one copy of the state, leased, if it takes at most a quarter of the free memory beside a step. When the end is
+         near it is kept even as free memory shrinks, since it is made for that moment.
 """
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from ..rows._embedding import EmbeddingStore
     from ._run_commit import Position
 
-_NOTHING_SECONDS = 6e-4  # What a boundary may spend on this in any case.
-_COPIES_A_SECOND = 2 << 30  # Bytes, until one was timed.
-_TRIED_SECONDS = 4e-3  # What is tried _TIMES times, to know what it takes.
+_NOTHING_SECONDS = 6e-4  # Time that is always allowed per boundary.
+_COPIES_A_SECOND = 2 << 30  # Assumed bytes per second of the first copy.
+_TRIED_SECONDS = 4e-3  # Work up to this long is tried _TIMES times, to measure it.
 _TIMES = 8
-_TIMES_KEPT = 64  # The least of so many says what it takes: beside other programs most take longer.
+_TIMES_KEPT = 64  # The minimum of so many measurements counts, as other programs disturb most of them.
 _LOOKS = 32
 _STEPS_AHEAD = 32
-_STOP_FRACTION = 0.97  # Of the limit: where the governor asks for a stop.
+_STOP_FRACTION = 0.97  # The share of the limit at which the governor asks for a stop.
 
 
 class Near(enum.Enum):
-    """How near the end for want of memory is: the share of the time that may be spent on being ready for it."""
+    """How near the end for lack of memory is. The value is the share of time that may be spent on preparing for it."""
 
     CALM = 0.005
     SHORT = 0.1
@@ -55,20 +55,20 @@ class Near(enum.Enum):
 
 
 def _may_take(times: collections.deque[float], since: float, near: Near) -> bool:
-    """Whether what took so long the last times may be done again, `since` seconds later."""
+    """Whether work that took `times` seconds before may be done again, `since` seconds after the last time."""
     least = min(times, default=0.0)
-    few = len(times) < _TIMES and least < _TRIED_SECONDS  # The first times are longer.
+    few = len(times) < _TIMES and least < _TRIED_SECONDS  # First times are longer than later ones.
     return few or least <= max(_NOTHING_SECONDS, since * near.value)
 
 
 class Course:
-    """How what is held, and what tensors lease, has grown from boundary to boundary."""
+    """The growth of resident memory and of leased tensors from boundary to boundary."""
 
     def __init__(self) -> None:
         self._looks: collections.deque[tuple[int, int, int]] = collections.deque(maxlen=_LOOKS)
 
     def near(self, step: int, seen: PressureReport, governor: Governor) -> Near:
-        """After a look at the boundary after `step` steps."""
+        """Records a report of the boundary after `step` steps, and returns how near the end is."""
         ledger = governor.ledger()
         tensors = ledger.pools["tensors"]
         held = seen.resident.total
@@ -88,38 +88,38 @@ class Course:
 
 @dataclasses.dataclass
 class _Then:
-    """A boundary."""
+    """The kept state of a boundary."""
 
     position: Position
     content: Any
-    """With a number in place of each tensor."""
+    """The content of a commit, with a _Number in place of each tensor."""
     random: RandomStates
     tensors: list[Any] | None
-    """None: gradients that wait are among them, which are freed when they were used."""
+    """The live tensors. None: they include accumulated gradients, which are freed once used."""
     versions: list[int]
     written: list[int]
-    """How often rows of each table had been written."""
+    """The number of writes to each table so far."""
 
 
 class _Number(int):
-    """A tensor's, in the content."""
+    """The index of a tensor, in place of it in the content."""
 
 
 class Keeper:
-    """Keeps a copy of one run's last boundary. content: returns a commit's content without random states, and the tables, at a boundary."""
+    """Keeps the state of a run's last boundary. content: returns a commit's content without random states, and the tables, at a boundary."""
 
     def __init__(self, governor: Governor, content: Callable[[], tuple[dict[str, Any], list[EmbeddingStore]]]) -> None:
         self._governor, self._content = governor, content
         self._course = Course()
         self.tables: list[EmbeddingStore] = []
-        """Tables of the last boundary. Once their rows were written, that boundary cannot be committed any more."""
+        """Tables of the last boundary. Once their rows are written, that boundary cannot be committed any more."""
         self._last: _Then | None = None
-        self._whole: _Then | None = None  # That the bytes are of.
+        self._whole: _Then | None = None  # The boundary whose bytes are copied.
         self._bytes = _Bytes(governor)
         self._near = Near.CALM
         self.fits = True
-        """Whether there was memory for the last copy that was to be made."""
-        self._stepped = False  # An optimizer, since `_last`.
+        """Whether there was memory for the last copy."""
+        self._stepped = False  # Whether an optimizer has stepped since `_last`.
         self._seconds: collections.deque[float] = collections.deque(maxlen=_TIMES_KEPT)
         self._copy_seconds: collections.deque[float] = collections.deque(maxlen=_TIMES_KEPT)
         self._at = self._copied_at = time.monotonic()
@@ -131,14 +131,14 @@ class Keeper:
         self._stepped = True
 
     def near(self, step: int, seen: PressureReport | None) -> Near:
-        """seen: what a look at this boundary gave; None: it was not time for one."""
+        """Returns how near the end is. seen: the pressure report of this boundary; None: there is none."""
         if seen is not None:
             self._near = self._course.near(step, seen, self._governor)
         return self._near
 
     def keep(self, position: Position, near: Near) -> None:
-        """At a boundary: what is live is its state."""
-        began, spent = time.monotonic(), time.thread_time()  # Others of the machine cost a boundary nothing.
+        """Keeps the state of a boundary, which is that of the live tensors now."""
+        began, spent = time.monotonic(), time.thread_time()  # Processor time: other programs do not count.
         if not _may_take(self._seconds, began - self._at, near):
             return
         tensors: list[Any] = []
@@ -168,18 +168,18 @@ class Keeper:
             self._last.tensors = None
 
     def is_live(self) -> bool:
-        """Whether the live tensors are those of the last boundary."""
+        """Whether the live tensors still have the values of the last boundary."""
         last = self._last
         return last is not None and last.tensors is not None and not self._stepped and all(
             one._version == version for one, version in zip(last.tensors, last.versions))
 
     def put_back(self) -> None:
-        """The live tensors are those again that they were when is_live() said so."""
+        """Records that a failed step was undone, so that the live tensors have the boundary's values again."""
         if self._last is not None and self._last.tensors is not None:
             self._stepped, self._last.versions = False, [one._version for one in self._last.tensors]
 
     def last(self) -> tuple[dict[str, Any], Position, list[EmbeddingStore]] | None:
-        """(content, position, tables) of the newest boundary that is still to be had; None: of none."""
+        """Returns (content, position, tables) of the newest boundary that can still be committed, or None."""
         for then, given in ((self._last, self._last.tensors if self._last is not None and self.is_live() else None),
                             (self._whole, self._bytes.tensors)):
             if then is None or given is None:
@@ -192,7 +192,7 @@ class Keeper:
         return None
 
     def give_way(self) -> None:
-        """The copy goes: memory was refused, or something else is copied."""
+        """Frees the copy: memory was refused, or another copy is made."""
         self._whole = None
         self._bytes.close()
 
@@ -203,18 +203,18 @@ class Keeper:
 
 
 class _Bytes:
-    """A copy of tensors, each storage once, in memory that is leased and used again. Forked children do not get it."""
+    """A copy of tensors, each storage once, in leased memory that is reused. Forked processes do not inherit it."""
 
     def __init__(self, governor: Governor) -> None:
         self._governor = governor
         self._pages: mmap.mmap | None = None
         self._lease: Lease | None = None
         self._room = 0
-        self._places: list[Any] = []  # Where the tensors are that were copied, and how they lie there.
+        self._places: list[Any] = []  # Address, dtype, shape and strides of the copied tensors.
         self.tensors: list[Any] = []
 
     def take(self, tensors: list[Any], near: Near) -> bool:
-        """False: there is too little memory, or one has no plain bytes, and there is no copy."""
+        """Copies the tensors. Returns False, without a copy, if memory is short or a tensor has no plain bytes."""
         import torch
 
         places = [(one.data_ptr(), one.dtype, one.shape, one.stride()) for one in tensors]
@@ -248,7 +248,7 @@ class _Bytes:
             self.tensors.append(made.requires_grad_(tensor.requires_grad))
 
     def _has(self, room: int, near: Near) -> bool:
-        """Whether so much is mapped, and still fits beside a step."""
+        """Maps `room` bytes if need be. Returns whether they still fit beside a step."""
         mapped = self._pages is not None and room == self._room
         if mapped and near is Near.END:
             return True
@@ -267,7 +267,7 @@ class _Bytes:
             return False
         self._pages = mmap.mmap(-1, max(1, room), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._pages.madvise(mmap.MADV_DONTFORK)
-        with contextlib.suppress(OSError):  # Of a kernel without huge pages.
+        with contextlib.suppress(OSError):  # A kernel without huge pages.
             self._pages.madvise(mmap.MADV_HUGEPAGE)
         self._room = room
         return True
@@ -275,7 +275,7 @@ class _Bytes:
     def close(self) -> None:
         self.tensors, self._places, pages, self._pages, self._room = [], [], self._pages, None, 0
         if pages is not None:
-            with contextlib.suppress(BufferError):  # Somebody has a tensor of it yet; then it ends with that.
+            with contextlib.suppress(BufferError):  # A tensor over it is still alive; the memory is freed with it.
                 pages.close()
         if self._lease is not None:
             self._lease.close()

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Life: one process's time with a run: its folder, limit, signals, requests and commits.
 
-Knows nothing of models and data: what a commit holds is asked of its owner, plimsoll.Run.
+It knows no models or data: its owner, plimsoll.Run, supplies the content of a commit.
 
-A stop of the watcher (Governor) is raised where it finds the loop, or waits for the next boundary:
+A stop of the watcher (Governor) is raised at once or waits for the next boundary, depending on the place of the loop:
 
     the program, around its loops     raised
-    waiting for a batch               raised; all steps are whole, and are committed
-    the body of a loop                raised where the next boundary would come too late; the last one is committed
-    the gradients of run.step()       the same, after the step was put back
+    waiting for a batch               raised; all steps are complete, and are committed
+    the body of a loop                raised if the next boundary would come too late; the last one is committed
+    the gradients of run.step()       the same, after the step was undone
     a boundary, a commit, an update   not raised: the boundary obeys
 
 Reading order: _run_settings.py, _run_commit.py, _run_kept.py, _run_report.py, this file, _run.py.
 
-Threads: the thread that trains; one that writes a commit; one of the core looks for changed limits.
-Memory:  a commit is copied where there is room (_run_writer.py), or streams tensors from where they are.
+Threads: the thread that trains; one that writes a commit; one of the core that reads changed limits.
+Memory:  a commit is copied if there is room (_run_writer.py), or streams tensors in place.
 """
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _PAUSE_LOOKS_EVERY = 0.1  # Seconds.
 _COMMIT_SECONDS = 0.25  # A commit that takes less is made at each boundary when the end is near.
-_SHORT = (MemoryPressure, BudgetExceeded, KeyboardInterrupt, SystemExit)  # It goes on from the last commit.
+_SHORT = (MemoryPressure, BudgetExceeded, KeyboardInterrupt, SystemExit)  # The status is then "stopped", not "failed".
 
 Content = Callable[[], tuple[dict[str, Any], list[EmbeddingStore]]]
 
@@ -65,7 +65,7 @@ def _cause_of(error: BaseException) -> str:
 
 
 class Where(enum.Enum):
-    """Where the thread that trains is, as a stop of the watcher finds it."""
+    """The place of the thread that trains, which decides how a stop of the watcher acts."""
 
     OUTSIDE = "around its loops"
     WAITS = "waiting for a batch"
@@ -94,7 +94,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Intervals:
-    """How often something is done between two steps; 0: never by that."""
+    """Intervals of work between two steps; 0: not by that interval."""
 
     commit_steps: int
     commit_seconds: float
@@ -103,7 +103,7 @@ class Intervals:
     @classmethod
     def of(cls, who: str, *, commit_every_steps: int, commit_every_minutes: float,
            cleanup_every_n_steps: int) -> Intervals:
-        """Errors: ValueError naming the option."""
+        """Makes the intervals from options of Run.steps(). Errors: ValueError naming the option."""
         return cls(whole(f"{who}: commit_every_steps", commit_every_steps, 0),
                    60 * real(f"{who}: commit_every_minutes", commit_every_minutes, 0),
                    whole(f"{who}: cleanup_every_n_steps", cleanup_every_n_steps, 0))
@@ -122,29 +122,30 @@ def _falls_between(every: int, before: int, step: int) -> bool:
 
 
 class Life:
-    """The arguments are Run's. `content` gives what the next commit holds, and the tables of the run; `here` the same of
-    this process, without random states, and asks no other rank."""
+    """One process's time with a run. The arguments are Run's. `content` returns the content of the next commit, and the tables of the run;
+    `here` the same for this process alone, without random states and without asking other ranks.
+    """
 
     def __init__(self, path: pathlib.Path, content: Content, here: Content, group: Group, workers: int, *,
                  compute_threads: int | None, accept: Iterable[str], run_toml: str | None, **options: Any) -> None:
         self.path, self._content, self.group, self._workers = path, content, group, workers
         self.stopped = ""
-        """The reason for the stop: who asked for it; "": nobody."""
+        """The reason for the stop, "": no stop was asked for."""
         self.closed = False
         self.where = Where.OUTSIDE
         self.end_workers: Callable[[], None] = lambda: None
-        """Ends the workers of loaders, whose further growth nobody would see."""
-        self._ending = False  # A stop of the watcher was raised, or obeyed.
-        self._asked_to_end = False  # By the watcher, since the last boundary.
-        self._raised: MemoryPressure | None = None  # By the watcher; where a body catches it, its boundary obeys.
-        self._held = contextlib.ExitStack()  # Closed in the reverse order.
+        """Ends the loaders' workers, whose batches are no longer needed."""
+        self._ending = False  # Whether a stop of the watcher was raised or obeyed.
+        self._asked_to_end = False  # Whether the watcher has asked for a stop since the last boundary.
+        self._raised: MemoryPressure | None = None  # The watcher's exception; if a body catches it, its boundary obeys.
+        self._held = contextlib.ExitStack()  # Closed in reverse order.
         self._held.callback(group.close)
         self.saved_step = -1
-        """The step that is committed; −1: none."""
+        """The step of the last commit; −1: none."""
         self._writer: Writer | None = None
         self.committed: Callable[[], None] = lambda: None
         """Called after a commit, by the process that writes the folder."""
-        self._lost: BaseException | None = None  # Why no commit can be made any more.
+        self._lost: BaseException | None = None  # The error after which no commit can be made.
         is_run, began = False, False
         try:
             self.folder, is_run, threads, toml = self._open(compute_threads, run_toml, options)
@@ -164,14 +165,14 @@ class Life:
         self._control = _core.RunControl(os.fspath(path))
         self._signals: _core.StopSignals | None = None
         self._committed_at = time.monotonic()
-        self._commit_seconds = 0.0  # That the last one took.
-        self.drawn: RandomStates | None = None  # At the last boundary, of several ranks.
-        self._looked_at = self.at.step  # By boundary().
+        self._commit_seconds = 0.0  # Duration of the last commit.
+        self.drawn: RandomStates | None = None  # With several ranks: the random states of the last boundary.
+        self._looked_at = self.at.step  # The step of the last boundary().
 
     def _open(self, threads: int | None, run_toml: str | None,
               options: dict[str, Any]) -> tuple[Any, bool, int, str]:
-        """(the folder, whether it is a run already, threads, run.toml)."""
-        from . import _run_settings as settings  # It needs torch.
+        """Opens the folder. Returns (folder, whether it is a run already, threads, text of run.toml)."""
+        from . import _run_settings as settings  # Imports torch.
 
         root = os.fspath(self.path)
 
@@ -218,12 +219,12 @@ class Life:
         self._held.callback(self._limits.close)
 
     def phase(self, name: str) -> None:
-        """Records what the loop does from now on; "": it trains. Of several ranks only the first one's is kept."""
+        """Records the loop's work from now on; "": training. With several ranks, only rank 0 records it."""
         if self.group.first:
             self.folder.phase(name)
 
     def _say_failed(self, error: BaseException) -> None:
-        """Writes the status "failed" for a run that cannot go on."""
+        """Writes the status "failed" for a run that cannot start."""
         status = _core.RunStatus()
         status.status, status.step = "failed", max(self.saved_step, 0)
         status.message, status.cause = f"{type(error).__name__}: {error}", _cause_of(error)
@@ -231,19 +232,19 @@ class Life:
             self.folder.write_status(status, True)
 
     def _published(self) -> int:
-        """Returns the step to go on from. −1: nothing was committed; what an earlier start left is deleted, and all begins anew."""
+        """Returns the step to resume from, or −1 if nothing was committed. Unpublished files of an earlier start are deleted."""
         published = self.folder.published_step()
         self.folder.discard_unpublished()
         if published is None:
             self.folder.discard_rows()
-            for left in self.path.glob("embeddings-*"):  # Of several ranks.
+            for left in self.path.glob("embeddings-*"):  # Tables of several ranks.
                 shutil.rmtree(left)
             (self.path / "identity.json").unlink(missing_ok=True)
         return -1 if published is None else published
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Inside, SIGINT, SIGTERM and SIGUSR1 ask for a stop."""
+        """Makes SIGINT, SIGTERM and SIGUSR1 ask for a stop inside the block."""
         self._signals = _core.StopSignals()
         try:
             yield
@@ -262,12 +263,12 @@ class Life:
             self.where = before
 
     def begins(self) -> None:
-        """A loop does: an end that was caught around another is over."""
+        """Resets the stop of the watcher when a loop begins: one that was caught around an earlier loop is over."""
         self._ending = self._asked_to_end = False
         self._raised = None
 
     def _hear(self, late: bool, report: PressureReport) -> None:
-        """Acts on the watcher's stop, between two instructions. Errors: MemoryPressure, where this file's first lines say so."""
+        """Acts on the watcher's stop, between two instructions. Errors: MemoryPressure, at the places that this file's first lines name."""
         if self._ending or self.closed:
             return
         if self.where is Where.BUSY or (not late and self.where in (Where.BODY, Where.STEP)):
@@ -277,38 +278,38 @@ class Life:
         still = self.governor._still_asks(report)
         if still is None:
             return
-        pressure = self._raised = self.governor._pressure(still)  # While those are there of whom it tells.
+        pressure = self._raised = self.governor._pressure(still)  # Before the workers end, as the text names them.
         self._ending = True
         _workers.end_workers_waited_for()
         self.end_workers()
         raise pressure
 
     def _make_room(self) -> None:
-        """For what memory refused: copies go."""
+        """Frees copies of the state for a request that memory refused."""
         self.keeper.give_way()
         self.end_writing()
 
     def stops(self) -> bool:
-        """True: it was asked to stop, and has committed."""
+        """Commits if the run was asked to stop. Returns whether it was."""
         now = self._settled()
         if now.asked == "stop":
             self._stop(now.why)
         return now.asked == "stop"
 
     def ended(self) -> None:
-        """A loop has, and all is committed: a stop that was asked for since its last boundary ends the run.
+        """Obeys a stop that was asked for since the last boundary of a loop that has ended. Everything is committed already.
 
-        A signal that came before signals() was left is still seen; whatever comes after it is the program's own.
+        A signal before the end of signals() still counts; later ones belong to the program.
         """
         if not self.stopped:
             self.stops()
 
     def ended_waiting(self, error: Exception, *, workers: bool, place_known: bool = True) -> bool:
-        """The loop waited for data when `error` came: a step was made, and the next has not begun.
+        """Handles an exception from waiting for a batch: the last step is complete, and the next has not begun.
 
-        True: it is no failure. The signal that asks for a stop had ended a worker; all is committed.
-        Otherwise it is to be raised; where it is the watcher's, all is committed, if the place in the data
-        is known, and this rank did not leave the others by it.
+        Returns True if it is no failure: a signal that asks for a stop ended a worker, and everything is committed.
+        Otherwise the caller raises the exception. For a stop of the watcher everything is committed, if the position in
+        the data is known and this rank has not left the others.
         """
         if isinstance(error, MemoryPressure):
             if not place_known:
@@ -319,17 +320,17 @@ class Life:
         return workers and self.stops()
 
     def asked(self) -> bool:
-        """Whether it is asked to stop, or another rank is."""
+        """Whether this rank or another one is asked to stop."""
         return self.group.any("the boundary of a step", bool(self._control.poll() == "stop"))
 
     def idle(self, seconds: float) -> bool:
-        """Waits between two loops, all being committed. True: it was asked to stop meanwhile."""
+        """Waits between two loops, with everything committed. Returns True if the run was asked to stop meanwhile."""
         until = time.monotonic() + seconds
         with self.signals():
             while True:
                 self._tell_limits()
                 self.governor.step_boundary()
-                now = self._settled(due=time.monotonic() >= until)  # Of several ranks by the first one's clock.
+                now = self._settled(due=time.monotonic() >= until)  # With several ranks, rank 0's clock decides.
                 if now.asked == "stop":
                     self.stopped = now.why
                     return True
@@ -344,14 +345,14 @@ class Life:
         return self.group.settle(own, self._limits)
 
     def boundary(self, every: Intervals, *, precaution: bool = False) -> bool:
-        """Between two steps. True: the run was asked to stop, and has committed. precaution: it commits, as what comes
-        after the next step has an unknown need of memory.
+        """Does the work between two steps. Returns True if the run was asked to stop, and has committed. precaution: commits, as
+        the work after the next step needs an unknown amount of memory.
 
         Errors: MemoryPressure after a commit; OSError when a commit failed.
         """
         if self._writer is not None and (self._writer.done or self.folder.waits_for_room):
             self.end_writing()
-        self.folder.wait_for_room()  # A table's writes, too; given up by a stop, which is obeyed below.
+        self.folder.wait_for_room()  # Also for a table's writes. A stop ends the wait, and is obeyed below.
         self._tell_limits()
         self.governor._at_step(self.at.step)
         asked, self._asked_to_end = self._asked_to_end, False
@@ -377,32 +378,33 @@ class Life:
         return now.asked == "pause" and self._pause()
 
     def clean_up(self, when: str) -> None:
-        """Gives back what nobody uses, and says what that was."""
+        """Frees unused memory, and records the result."""
         self.report.cleanup(self.at.step, self.governor.clean_up(), when)
 
     def _wants_commit(self, near: Near, since: float) -> bool:
-        """Whether one is made while it can be: of ranks, of tables, and of what there is no room for, no copy of a
-        boundary is kept."""
+        """Whether to commit now, while it is possible: for ranks, tables, and state without room for a copy, no copy of a boundary
+        is kept.
+        """
         kept = self.group.commits_alone and not self.keeper.tables and self.keeper.fits
         return near is not Near.CALM and not kept and (
             self._commit_seconds <= near.value * max(since, _COMMIT_SECONDS if near is Near.END else 0.0))
 
     def _end(self, pressure: MemoryPressure) -> None:
-        """Commits, and raises it."""
+        """Commits, and raises the exception."""
         self._ending = True
         self.end_workers()
         self.commit()
         raise pressure
 
     def _keep(self, near: Near) -> None:
-        """Nothing is committed: what a commit of this boundary would hold is kept, as far as that costs little."""
+        """Keeps the content of a commit of this boundary without committing, as far as that costs little."""
         if self.group.commits_alone:
             self.keeper.keep(self.at, near)
         else:
             self.drawn = RandomStates()
 
     def save_last(self) -> None:
-        """Commits the last boundary, where no step has been made since that could not be put back, or a copy of it is kept."""
+        """Commits the last boundary, if every step since was undone, or a copy of it is kept."""
         self.end_writing()
         made = self.keeper.last()
         if made is None or made[1].step <= self.saved_step or self._lost:
@@ -412,7 +414,7 @@ class Life:
         try:
             with self._stoppable(keeps=False):
                 size = save(self.folder, content, position, tables, again=False)
-        except Exception as error:  # What ends the run is told, and this beside it.
+        except Exception as error:  # Reported beside the error that ends the run.
             self._lost = error
             self.report.text(f"step {position.step} could not be committed: {type(error).__name__}: {error}")
             return
@@ -420,13 +422,13 @@ class Life:
         self._committed(position.step, spent, spent, size)
 
     def _stop(self, why: str) -> None:
-        """Commits, and says why."""
+        """Commits, and reports the reason for the stop."""
         self.commit()
         self.stopped = why
         self.report.text(f"stopped at step {self.at.step} ({self.stopped}); the same command goes on")
 
     def _pause(self) -> bool:
-        """Waits while it is asked to. True: it was asked to stop meanwhile."""
+        """Waits while the run is paused. Returns True if it was asked to stop meanwhile."""
         with self.report.aside():
             while (now := self._settled()).asked == "pause":
                 self._tell_limits()
@@ -459,10 +461,10 @@ class Life:
                 self.report.device_limit(self.at.step, asked, name, before, device.limit_bytes)
 
     def commit(self, moved: bool = False, *, beside: bool = False) -> None:
-        """Commits what is not committed yet. moved: the position has changed since, if not the step.
+        """Commits the current step, unless it is committed. moved: the position has changed since, though not the step.
 
-        beside: the next steps may be made before it is published; until then it is not `saved_step`.
-        Errors: OSError, of this commit or of the one that was being written: the one before it stands.
+        beside: publishes it in a thread during the next steps; until then it is not `saved_step`.
+        Errors: OSError, of this commit or of the one that was being written; the commit before it stands.
         """
         self.end_writing()
         again = self.at.step == self.saved_step
@@ -482,17 +484,18 @@ class Life:
                     size = self.group.either(lambda: save(self.folder, content, self.at, tables, again),
                                              lambda ranks: save_together(ranks, self.folder, content, self.at, tables, again))
             except BaseException as error:
-                self._lost = error if tables else None  # They may be ahead of what is published.
+                self._lost = error if tables else None  # Tables may be ahead of the published step.
                 raise
             if self._writer is not None:
-                self._writer.start()  # Whatever interrupts it, end_writing() has the commit written.
+                self._writer.start()  # If this is interrupted, end_writing() still completes the commit.
                 return
         spent = time.monotonic() - began
         self._committed(self.at.step, spent, spent, size)
 
     def end_writing(self) -> None:
-        """Waits for the commit that is being written. Errors: OSError; then no other can be made, for the
-        tables may be ahead of what is published."""
+        """Waits for the commit that is being written. Errors: OSError; then no other commit can be made, as the
+        tables may be ahead of the published step.
+        """
         writer = self._writer
         if writer is None:
             return
@@ -506,8 +509,9 @@ class Life:
 
     @contextlib.contextmanager
     def _stoppable(self, keeps: bool = True) -> Iterator[None]:
-        """Inside, a commit may wait for room: who asks for a stop ends the wait. keeps: a signal that a loop has not obeyed yet
-        counts; else one that comes now is handed on to the program."""
+        """Lets a stop end a commit's wait for room. keeps: a signal that a loop has not obeyed yet counts as a stop; otherwise a
+        signal during the commit is passed on to the program.
+        """
         if self._signals is not None:
             yield
             return
@@ -521,7 +525,7 @@ class Life:
 
     @contextlib.contextmanager
     def _uncommitted(self, step: int) -> Iterator[None]:
-        """Adds to a full disk's OSError which steps are not committed, when nobody waits for free space any more."""
+        """Adds the uncommitted steps to the OSError of a full disk, when the wait for free space has ended."""
         try:
             yield
         except OSError as error:
@@ -541,9 +545,9 @@ class Life:
         self.report.commit(step, seconds, stall_seconds, size)
 
     def close(self, failure: Failure | None, step: int) -> None:
-        """The last word in status and events; then the governor, torch's settings and the folder.
+        """Writes the last status and event; then closes the governor and the folder, and restores torch's settings.
 
-        step: that the end came in, or after.
+        step: the step in or after which the run ended.
         """
         self.where = Where.BUSY
         try:
@@ -556,11 +560,11 @@ class Life:
                     raise
             finally:
                 last = failure or (Failure("stopped", self.stopped, "asked") if self.stopped else Failure("finished", "", "finished"))
-                epoch = None if self.at.ended == "left" else self.at.epoch  # After `break`: that it was left in.
+                epoch = None if self.at.ended == "left" else self.at.epoch  # After `break`: the epoch of the last step.
                 self.report.end(last.status, step, epoch, last.message, last.cause)
                 if self.group.first:
                     self.folder.end_record()
-                    with contextlib.suppress(OSError):  # A page that cannot be written ends nothing.
+                    with contextlib.suppress(OSError):  # A report that cannot be written is no failure.
                         _core.run_report(os.fspath(self.path), "")
         finally:
             self.closed, self._signals = True, None
@@ -568,6 +572,6 @@ class Life:
             self._held.close()
 
     def leave_in_child(self) -> None:
-        """In a forked child: it has no part in the lock, which ends with its process, nor in signals."""
+        """Closes the run in a forked child, which has no part in its lock and signals."""
         self.closed, self._signals, self._writer = True, None, None
         self.folder.close()

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RunLoader: batches of any map-style dataset, the same for any number of workers and at any place.
+"""RunLoader: batches of any map-style dataset, the same for any number of workers and from any position.
 
-The order of an epoch is SampleOrder(n, seed, epoch): known at once at any position. The random states
-of Python, NumPy and torch that an item sees come from (seed, epoch, index), those that collate_fn sees
-from the batch's first item, in a worker and in this process alike.
+The order of an epoch is SampleOrder(n, seed, epoch), known at once at any position. The random states
+of Python, NumPy and torch for an item come from (seed, epoch, index), those for collate_fn from the
+batch's first item, in a worker and in this process alike.
 
 Forked workers live for an epoch, and begin with the dataset as it is then: 0.2 s for two of them on one core.
-Spawned ones import torch, which takes seconds, and live as long as the loader.
+Spawned workers import torch, which takes seconds, and live as long as the loader.
 
-With a device, batches come to it one ahead of use (_device_batches.py).
+With a device, batches are copied to it one ahead of use (_device_batches.py).
 
 Threads: the thread that trains; workers are processes of torch.utils.data.
-Memory:  prefetch batches for each worker, in shared memory; without workers one batch.
+Memory:  `prefetch` batches for each worker, in shared memory; without workers one batch.
 """
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from ..memory import _workers
 from ..ranks._virtual_workers import VirtualWorkers, WorkerBatches
 from ._device_batches import DeviceBatches
 
-ITEM, _BATCH = 0, 1  # What a random state is for; 2 is of _virtual_workers.py.
+ITEM, _BATCH = 0, 1  # Purposes of random states; _virtual_workers.py has 2.
 _PR_SET_PDEATHSIG = 1
 _END = object()
 
 
 class RunLoader:
-    """For plimsoll.Run.loader(), whose docstring says what the arguments are."""
+    """The batches of plimsoll.Run.loader(), whose docstring explains the arguments."""
 
     counts_on = False
 
@@ -64,7 +64,7 @@ class RunLoader:
             raise ValueError(f"loader: {items} items in batches of {batch_size} for each of {cut.count} {whose} leave a last "
                              f"batch of {items % together}, fewer than {whose}: drop_last=True, or another batch_size")
         self.batches = batches
-        """Batches of an epoch."""
+        """The number of batches in an epoch."""
         self.num_workers = workers
         self._device = device
         self._shape = {"items": items, "batch_size": batch_size, "drop_last": drop_last,
@@ -79,7 +79,7 @@ class RunLoader:
                             _begin_worker, torch.are_deterministic_algorithms_enabled(),
                             0 if start_method == "forkserver" else os.getpid())}
         fetch = _Fetch(dataset, seed, collate_fn or torch.utils.data.default_collate, cut.told)
-        # A generator of its own: an iterator of torch's draws its workers' seeds from the main one.
+        # Its own generator: without one, torch draws the workers' seeds from the main generator.
         kind = _Lasting if parallel.get("persistent_workers") else _Ended
         self._loader: Any = kind(
             fetch, batch_sampler=self._keys, num_workers=workers, collate_fn=_the_only_one,
@@ -87,22 +87,22 @@ class RunLoader:
 
     __reduce_ex__ = not_pickled
 
-    # For loops that are not Run.steps().
+    # ---- Loops other than Run.steps() ----
 
     def seek(self, epoch: int, batch: int = 0) -> None:
-        """Where the next iterator begins, this one's or that of data_loader()."""
+        """Sets the position where the next iterator begins, of this loader or of data_loader()."""
         self._place = self._keys.epoch, self._keys.first = epoch, batch
 
     def agreed(self, work: Callable[[], Any]) -> Any:
-        """For those loops to replace: work(), of all ranks or of none."""
+        """Returns work(). Those loops replace this with a call that does it on all ranks or on none."""
         return work()
 
     def ended_waiting(self, error: Exception) -> bool:
-        """For those loops to replace. True: what ends the wait for a batch is no failure, and no more come."""
+        """Whether an exception from the wait for a batch is no failure, so that iteration just ends. Those loops replace this."""
         return False
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch from where it was left, or from seek(); after its end the next one."""
+        """Yields one epoch from the current position, or from seek(); at its end the position is the next epoch."""
         epoch, batch = self._place
         try:
             batches = self.start(epoch, batch)
@@ -123,7 +123,7 @@ class RunLoader:
         self.seek(state["epoch"], state["batch"])
 
     def data_loader(self) -> Any:
-        """torch's own, for a loop that skips batches itself. Its batches are in host memory."""
+        """Returns the torch DataLoader inside, for a loop that skips batches itself. Its batches are in host memory."""
         return self._loader
 
     def shape(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class RunLoader:
         return self._shape
 
     def start(self, epoch: int, batch: int, state: Any = None) -> Iterator[Any]:
-        """The batches of an epoch from `batch` on."""
+        """Returns an iterator over the epoch's batches from `batch` on."""
         if self._loader is None:
             raise ValueError("loader: its run was closed")
         self._keys.epoch, self._keys.first = epoch, batch
@@ -139,22 +139,22 @@ class RunLoader:
         return batches if self._device is None else self._device.through(batches)
 
     def placed(self, batch: Any) -> Any:
-        """Returns the batch where this loader's are: on its device, or as it is."""
+        """Moves a batch to the loader's device, if it has one, and returns it."""
         return batch if self._device is None else self._device.brought(batch)
 
     def state(self) -> Any:
-        return None  # Epoch and batch say it all.
+        return None  # Epoch and batch are enough.
 
     def pass_over(self, state: Any, left: bool) -> None:
         pass
 
     def end_workers(self) -> None:
-        """At once: memory is short, and nobody will see what they make."""
+        """Ends the workers at once: memory is short, and their batches are not needed."""
         for batches in self._loader.begun if self._loader is not None else ():
             _workers.end_workers(batches)
 
     def close(self) -> None:
-        """Ends the workers, and lets go of slots on the way to a device."""
+        """Ends the workers, and releases the slots for a device."""
         self._loader = None
         if self._device is not None:
             self._device.close()
@@ -164,7 +164,7 @@ class RunLoader:
 
 
 class _Ended(torch.utils.data.DataLoader):
-    """One that knows its iterators, whose workers may be ended."""
+    """A DataLoader that knows its iterators, so that their workers can be ended."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.begun: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -177,7 +177,7 @@ class _Ended(torch.utils.data.DataLoader):
 
 
 class _Lasting(_Ended):
-    """One whose workers outlive an epoch. Torch has one iterator for them, which each new loop takes from the one before."""
+    """A DataLoader whose workers outlive an epoch. Torch has one iterator for them, which each new loop takes from the one before."""
 
     loops = 0
 
@@ -187,7 +187,7 @@ class _Lasting(_Ended):
         return self._batches(super().__iter__(), self.loops, len(keys) - keys.first)
 
     def _batches(self, batches: Any, loop: int, count: int) -> Iterator[Any]:
-        """Errors: ValueError in a loop that is not at its end when another has begun."""
+        """Yields the batches of a loop. Errors: ValueError if another loop has begun before this one ended."""
         for _ in range(count):
             if loop != self.loops:
                 raise ValueError("loader: another loop has begun with this loader, whose spawned workers serve one at a "
@@ -196,10 +196,10 @@ class _Lasting(_Ended):
 
 
 class _Keys:
-    """A sampler of batches of one key each: (epoch, indices of the items of each batch), from `first` on."""
+    """A sampler of batches of one key each, from `first` on: (epoch, lists of item indices, one per virtual worker of this process)."""
 
     def __init__(self, items: int, batch_size: int, batches: int, seed: int | None, cut: VirtualWorkers) -> None:
-        """batch_size: of all virtual workers, of which this process has some."""
+        """Takes the sizes. batch_size: items for all virtual workers together, of which this process has some."""
         self._items, self._batch_size, self._batches, self._seed = items, batch_size, batches, seed
         self._cut = cut
         self.epoch = self.first = 0
@@ -218,7 +218,7 @@ class _Keys:
 
 
 class _Fetch:
-    """A dataset of batches, which workers get a copy of. together: all of a key's as WorkerBatches; else it has one."""
+    """A dataset of batches, copied to workers. together: a key gives WorkerBatches; otherwise its only batch."""
 
     def __init__(self, dataset: Any, seed: int, collate: Callable[[list[Any]], Any], together: bool) -> None:
         self._dataset, self._seed, self._collate, self._together = dataset, seed, collate, together
@@ -240,7 +240,7 @@ class _Fetch:
 
 @contextlib.contextmanager
 def _as_in_a_worker() -> Iterator[None]:
-    """One thread, as torch gives a worker: sums round as they do there. Random states are put back."""
+    """Limits torch to one thread inside the block, as in a worker: sums then round the same. Random states are restored."""
     threads = torch.get_num_threads()
     if threads != 1:
         torch.set_num_threads(1)
@@ -253,13 +253,13 @@ def _as_in_a_worker() -> Iterator[None]:
 
 
 def _begin_worker(deterministic: bool, parent: int, _: int) -> None:
-    # Ctrl-C reaches every process of a terminal; the one that trains ends the workers. When it is killed
-    # they end at once, and not after torch's five seconds, in which the next life would begin beside them.
+    # Ctrl-C reaches every process of a terminal; the training process ends the workers. If it is killed, they
+    # end at once, not after torch's five seconds, in which the next start would run beside them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent and os.getppid() != parent:  # It was killed before that; torch's own look would wait for pid 1.
+    if parent and os.getppid() != parent:  # The parent was killed before prctl(); torch's own check would watch pid 1.
         os._exit(1)
-    if deterministic and not torch.are_deterministic_algorithms_enabled():  # Spawned, not forked.
+    if deterministic and not torch.are_deterministic_algorithms_enabled():  # A spawned worker; a forked one inherits it.
         _torch_gate.load().make_deterministic(1)
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OuterLoop: the loop of another program, such as a Trainer, as one of a run.
+"""OuterLoop: the training loop of another program, such as a Trainer, as a loop of a run.
 
-It says what was made; the run looks at the memory, obeys and commits, as between two batches of steps().
-What a step consists of is done again where memory refused it.
+The other program reports its steps. After each one the run checks the memory, obeys requests and commits, as between two
+batches of steps(). The work of a step is repeated if memory refused it.
 
 Reading order: _run_life.py, _transaction.py, this file, integrations/.
-Threads: the thread that trains.   Memory: what the step's own part of _transaction.py keeps.
+Threads: the thread that trains.   Memory: the copies that _transaction.py makes for a step.
 """
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ class OuterLoop:
         self._run, self._every = run, every
         self._held = contextlib.ExitStack()
         self._room = _Room()
-        self._in_step = False  # One was begun, or whatever follows it, and not told.
+        self._in_step = False  # Whether work has begun since the last step that made() reported.
         self._extension = _torch_gate.load()
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is a commit to go on from."""
+        """Whether there is a commit to resume from."""
         return self._run._life.saved_step >= 0
 
     def begin(self, data: dict[str, Any], *, batches: int, epochs: int, steps: int | None) -> None:
-        """Begins the loop, once everything is tracked. data: settings that must be the same on resumption. batches: those of an
-        epoch, as data's place counts them. steps: those of all epochs. Without an end epochs is 0 and steps None. Errors: as Run.steps()."""
+        """Begins the loop, once everything is tracked. data: settings that must be the same on resumption. batches: number per epoch, in the
+        same units as made()'s. steps: number over all epochs. Without an end, epochs is 0 and steps None. Errors: those of Run.steps().
+        """
         run = self._run
         life, at = run._life, run._life.at
         run._close_parts()
@@ -64,23 +65,25 @@ class OuterLoop:
         self._in_step = True
 
     def log(self, step: int, epoch: int, numbers: dict[str, float]) -> None:
-        """Metrics of a step, by name."""
+        """Writes metrics of a step, by name."""
         self._run._life.report.log(step, epoch, numbers)
 
     def evaluated(self) -> None:
-        """An evaluation has ended: what it left is let go."""
+        """Frees unused memory after an evaluation."""
         life = self._run._life
         if not life.closed and life.governor.arena_attached:
             life.clean_up("evaluation")
 
     def put_back_random(self) -> None:
-        """The random states of the commit, once."""
+        """Restores the random states of the commit, once."""
         self._run._put_back_random()
 
     def made(self, *, step: int, epoch: int, batch: int, rows: int, loss: float | None, evaluates: bool = False) -> bool:
-        """`step` steps are done, and `batch` batches of `epoch`. True: the run was asked to stop and has
-        committed; whatever comes after is not part of it. evaluates: an evaluation follows the next step.
-        Errors: MemoryPressure; OSError."""
+        """Reports that `step` steps are done, and `batch` batches of `epoch`. Returns True if the run was asked to stop and has
+        committed; later work is not part of it. evaluates: an evaluation follows the next step.
+
+        Errors: MemoryPressure; OSError.
+        """
         run = self._run
         life, self._in_step = run._life, False
         with life.at_place(Where.BUSY):
@@ -93,29 +96,29 @@ class OuterLoop:
             return stopped
 
     def place(self, *, step: int, epoch: int, batch: int) -> None:
-        """Where the loop is, between two steps."""
+        """Sets the position of the loop between two steps."""
         at = self._run._life.at
         at.step, at.epoch, at.batch = step, epoch, batch
 
     def agreed(self, work: Callable[[], Any], place: str = "run.step()") -> Any:
-        """work(), on all ranks or on none. Errors: as Ranks.agreed()."""
+        """Returns work(), done on all ranks or on none. Errors: those of Ranks.agreed()."""
         return self._run.group.on_all(place, work)
 
     def drawn(self, number: int) -> contextlib.AbstractContextManager[None]:
-        """Inside, a rank draws as it does for its batch `number` of the run; one process draws on."""
-        workers = self._run._workers  # One of each rank, where there are several.
+        """Seeds a rank's generators for its batch `number` of the run, inside the block. A single process draws on."""
+        workers = self._run._workers  # One per rank; None for a single process.
         return contextlib.nullcontext() if workers is None else workers.seeded(0, number)
 
     def average(self, parameters: Iterable[Any], models: list[Any]) -> None:
-        """After a backward: the gradients that `parameters` have are the mean of those of all ranks, and buffers rank 0's, as
-        DistributedDataParallel has it. parameters: none within a window.
+        """Averages the gradients of `parameters` over all ranks after a backward, and copies rank 0's buffers to all, as
+        DistributedDataParallel does. parameters: none within an accumulation window.
 
-        Errors: as Ranks.agreed(), of whatever another rank failed in before; ValueError for gradients that ranks cannot exchange.
+        Errors: those of Ranks.agreed(), including earlier failures of other ranks; ValueError for gradients that ranks cannot exchange.
         """
         self._run.group.gradients(lambda: (0.0, 1.0, 1.0), lambda: [*parameters], models, sums=False)
 
     def kept(self, remember: Callable[[], Any]) -> Any | None:
-        """remember(), tried twice; None where memory refused it."""
+        """Returns remember(), which is tried twice; None if memory refused it."""
         for _ in range(2):
             made, refusal = unless_refused(lambda: self.agreed(remember))
             if refusal is None:
@@ -124,11 +127,11 @@ class OuterLoop:
         return None
 
     def again(self, step: int, work: Callable[[], Any], remember: Callable[[], list[Any]]) -> Any:
-        """work(), of `step`; where memory refused it once more, after everything was put back.
+        """Returns work(), for step `step`. If memory refuses it, everything is restored and it is tried once more.
 
-        remember: makes what has put_back().
-        Errors: BudgetExceeded naming a limit to go on with; and what could not be put back, after which nothing is
-                done again.
+        remember: makes the objects whose put_back() restores the state.
+        Errors: BudgetExceeded naming a limit to try. If the state could not be restored, it says so, and nothing is
+                tried again.
         """
         before: Any = None
         keeper = self._run._life.keeper
@@ -147,7 +150,7 @@ class OuterLoop:
                 try:
                     done, refusal = unless_refused(lambda: self.agreed(work))
                 except MemoryPressure:
-                    with contextlib.suppress(RuntimeError):  # Then a copy of the boundary is needed.
+                    with contextlib.suppress(RuntimeError):  # The commit then needs a copy of the boundary.
                         put_back()
                     raise
                 if refusal is None:
@@ -169,13 +172,13 @@ class OuterLoop:
                                 whole=self._run.group.whole)
 
     def ended_waiting(self, error: Exception, workers: int) -> bool:
-        """Does the same as Life.ended_waiting(), once made() has reported the last step."""
+        """Returns Life.ended_waiting() for an exception that came after made() reported the last step."""
         self._in_step = False
         with self._run._life.at_place(Where.BUSY):
             return self._run._life.ended_waiting(error, workers=workers > 0)
 
     def end(self) -> None:
-        """The loop came to its end: what was made is committed."""
+        """Commits the last step of a loop that has ended."""
         life, self._in_step = self._run._life, False
         with life.at_place(Where.BUSY):
             self._run._put_back_random()
@@ -183,7 +186,7 @@ class OuterLoop:
             life.ended()
 
     def finished(self, *, step: int, epoch: int) -> None:
-        """end(), with steps that were not told: `step` in all, and `epoch` whole epochs."""
+        """Ends the loop at `step` steps and `epoch` whole epochs, even if made() has not reported the last ones."""
         self.place(step=step, epoch=epoch, batch=0)
         self.end()
 
@@ -193,11 +196,11 @@ class OuterLoop:
 
 
 class _Room:
-    """With how little memory that was free evaluations have come to their end."""
+    """The least free memory with which an evaluation has succeeded."""
 
     def __init__(self) -> None:
         self._least: int | None = None
-        self._now: int | None = None  # Of one that has not.
+        self._now: int | None = None  # Free bytes when the running evaluation began.
 
     @staticmethod
     def _free(governor: Governor) -> int:
@@ -205,7 +208,7 @@ class _Room:
         return min(ledger.free_bytes, ledger.limit_bytes - ledger.measured.held_bytes)
 
     def is_known(self, governor: Governor) -> bool:
-        """Whether one that begins now has what was enough before."""
+        """Whether an evaluation that begins now has as much free memory as one that succeeded."""
         return self._least is not None and self._free(governor) >= self._least
 
     def begin(self, governor: Governor) -> None:
@@ -219,7 +222,7 @@ class _Room:
 
 
 class _Told:
-    """A source whose place somebody else knows."""
+    """A source whose position the other program knows."""
 
     num_workers, counts_on = 0, False
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a run: what must be the same after a resumption, each under a name.
+"""Parts of a run: state that a resumption restores, each under a name.
 
     model, optimizer, schedule, scaler, …   state_dict() and load_state_dict()
     a tensor, a dict of plain values        their values
     a generator of torch, NumPy or Python   its state
 
 Threads: the thread that trains.
-Memory:  a commit streams tensors from where they are. Restoring maps the file until the loop goes on that the
-         commit belongs to: pages of a file, which the kernel may take back. A part that is no module is copied
-         from it, one part at a time; one that is no optimizer either is there twice when it is put back.
+Memory:  a commit streams tensors in place. Restoring maps the checkpoint file until the interrupted loop continues:
+         pages of a file, which the kernel may take back. A part that is no module is copied
+         from it, one part at a time. A part that is neither module nor optimizer is in memory twice while it is restored.
 """
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from ._part_settings import PartSettings
 
 
 class Parts:
-    """Those of one run."""
+    """The parts of one run."""
 
     def __init__(self, saved: dict[str, Any] | None, where: str, settings: PartSettings) -> None:
-        """saved: states by name, of the commit `where` that the run goes on from; None: a new run."""
+        """Takes the states to restore. saved: states by name, from the commit `where`; None: a new run."""
         self._saved, self._where = saved, where
         self.settings = settings
         self._parts: dict[str, Any] = {}
-        self._others: dict[str, Any] = {}  # States to put back.
+        self._others: dict[str, Any] = {}  # States for put_back().
         self.closed = False
-        """Batches were taken: whatever comes now would not have been restored."""
+        """Whether the first loop has begun; a part tracked later would not have been restored."""
 
     def track(self, name: str, part: Any) -> list[dict[str, Any]]:
-        """Tracks a part, and restores it. Returns its settings that differ from the commit's. Errors: ValueError, with the part as it was."""
+        """Tracks a part and restores it. Returns its settings that differ from the commit's. Errors: ValueError; the part is then unchanged."""
         part = getattr(part, "_orig_mod", part)  # torch.compile() wraps a module, and renames its tensors.
         if name in self._parts:
             raise ValueError(f"track: there is a part {name!r} already; names are unique")
@@ -55,7 +55,7 @@ class Parts:
         return differs
 
     def check_complete(self) -> None:
-        """Errors: ValueError naming saved parts that nobody tracks, and parameters of no part."""
+        """Raises ValueError naming saved parts that are not tracked, or parameters of an optimizer that are in no tracked part."""
         missing = sorted((self._saved or {}).keys() - self._parts.keys())
         if missing:
             raise ValueError(f"steps: {self._where} holds {', '.join(missing)}, which this program does not "
@@ -70,16 +70,17 @@ class Parts:
         self.closed = True
 
     def forget(self) -> None:
-        """Drops the saved states. The file is not mapped any more."""
+        """Drops the saved states, and with them the mapping of the file."""
         self._saved = None
 
     def load_again(self) -> None:
-        """Where the loop goes on that the commit belongs to: since track() the program did to its parts what it had done
-        before the commit. Modules and optimizers are loaded, and forget() is called: before workers are forked."""
+        """Restores modules and optimizers again when the interrupted loop continues, as the program has changed its parts since track().
+        Then calls forget(), before workers are forked. Other parts are copied for put_back().
+        """
         for name, state in (self._saved or {}).items():
             part = self._parts[name]
             if isinstance(part, torch.optim.Optimizer):
-                part.state.clear()  # Which is not to be there twice.
+                part.state.clear()  # Otherwise old and new state would be in memory together.
             if isinstance(part, (torch.nn.Module, torch.optim.Optimizer)):
                 self._restore(name, part, state)
             else:
@@ -87,41 +88,41 @@ class Parts:
         self.forget()
 
     def put_back(self) -> None:
-        """The others, after what beginning in the middle has drawn."""
+        """Restores the parts other than modules and optimizers, after the data source has drawn random numbers."""
         others, self._others = self._others, {}
         for name, state in others.items():
             self._load(name, self._parts[name], state)
 
     def states(self, wanted: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
-        """Returns the states of the parts that `wanted` accepts, for a commit. Errors: ValueError for what could not be read back safely."""
+        """Returns the states of the parts that `wanted` accepts, for a commit. Errors: ValueError for a state that could not be loaded safely."""
         states = self.live(wanted)
         self.check(states)
         return states
 
     @staticmethod
     def check(states: dict[str, Any]) -> None:
-        """Errors: ValueError for what could not be read back safely."""
+        """Raises ValueError for a state that could not be loaded safely."""
         for name, state in states.items():
             check_plain(state, name)
 
     def live(self, wanted: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
-        """The same, unchecked."""
+        """Returns the states of the parts that `wanted` accepts, unchecked."""
         return {name: _state_of(name, part) for name, part in self._parts.items() if wanted(part)}
 
     def named(self, kind: type) -> list[tuple[str, Any]]:
-        """Parts of a kind, with their names, in the order they were tracked."""
+        """Returns (name, part) for each part of a kind, in the order of tracking."""
         return [(name, part) for name, part in self._parts.items() if isinstance(part, kind)]
 
     def those(self, kind: type) -> list[Any]:
-        """Parts of a kind, in the order they were tracked."""
+        """Returns the parts of a kind, in the order of tracking."""
         return [part for part in self._parts.values() if isinstance(part, kind)]
 
     def generators(self) -> list[Any]:
-        """Parts that are random generators."""
+        """Returns the parts that are random generators."""
         return [part for part in self._parts.values() if is_generator(part)]
 
     def has(self, part: Any) -> bool:
-        """Whether it is tracked."""
+        """Whether the part is tracked."""
         return any(one is part for one in self._parts.values())
 
     def _restore(self, name: str, part: Any, state: Any) -> None:
@@ -134,7 +135,7 @@ class Parts:
             self._load(name, part, copied(state))
 
     def _load(self, name: str, part: Any, state: Any) -> None:
-        """state: the part's own from now on."""
+        """Loads a state into the part. state: belongs to the part afterwards."""
         if isinstance(part, torch.Tensor):
             differs = _differences({"it": part}, {"it": state})
             if differs:
@@ -153,7 +154,7 @@ class Parts:
             except (ValueError, KeyError, RuntimeError, TypeError) as error:
                 raise ValueError(f"{name} is not what {self._where} holds: {error}") from error
             self.settings.take(part)
-            for k, group in enumerate(groups):  # A program may hold these, and change what is in them.
+            for k, group in enumerate(groups):  # The program may hold references to these dicts: they stay the same objects.
                 if group is not part.param_groups[k]:
                     loaded, part.param_groups[k] = part.param_groups[k], group
                     group.clear()
@@ -174,7 +175,7 @@ def _state_of(name: str, part: Any) -> Any:
 
 
 def _differences(now: dict[str, Any], saved: dict[str, Any]) -> list[str]:
-    """At most eight, in words."""
+    """Returns at most eight differences, as texts."""
     found = []
     for key in [*now, *(key for key in saved if key not in now)]:
         if key not in saved:

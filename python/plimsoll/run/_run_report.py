@@ -21,18 +21,20 @@ _UNKNOWN_STEPS = -1
 
 
 class Report:
-    """Writes the reports of one run. Its files are the recipes' (torch/run_report.h)."""
+    """Writes the reports of one run. Its files are like those of recipes in C++ (torch/run_report.h)."""
 
     def __init__(self, folder: _core.RunFolder, governor: Governor, metrics: str, step: int) -> None:
-        """metrics: the folder; "": this rank writes none. step: the one that the run goes on from; −1: a new run."""
+        """Opens the metrics, and writes the first status. metrics: their folder; "": this rank writes none. step: that of the commit to resume
+        from; −1: a new run.
+        """
         self._folder, self._governor = folder, governor
         self._metrics = _core.Metrics.open(metrics, step) if metrics else None
         self._progress: _core.Progress | None = None
         self._began = self._training = time.monotonic()
         self._rows = 0
         self._next_status = self._next_bar = 0.0
-        self._fraction = self._started = 0.0  # Epochs done, and when this loop began.
-        self._epoch = 0  # That the last step was of.
+        self._fraction = self._started = 0.0  # Share of the epoch done; epochs done when this loop began.
+        self._epoch = 0  # The epoch of the last step.
         self._status = _core.RunStatus()
         self._status.step = max(step, 0)
         self._status.checkpoint_step = step
@@ -40,7 +42,7 @@ class Report:
 
     def begin(self, *, quiet: bool, step: int, steps_total: int | None, epoch: int, fraction: float,
               epochs: int) -> None:
-        """A loop begins, with `fraction` of its epoch done. steps_total: None where the data has no length."""
+        """Reports that a loop begins, with `fraction` of its epoch done. steps_total: None where the data has no length."""
         status = self._status
         status.status, status.step = "running", step
         status.steps_total = _UNKNOWN_STEPS if steps_total is None else steps_total
@@ -52,7 +54,7 @@ class Report:
         self._write()
 
     def step(self, *, step: int, epoch: int, fraction: float, rows: int, loss: float | None) -> None:
-        """A step was made; `fraction` of its epoch is done."""
+        """Reports a step, after which `fraction` of its epoch is done."""
         self._rows += rows
         self._epoch = epoch
         now = time.monotonic()
@@ -74,7 +76,7 @@ class Report:
             self._progress.update(status, fraction)
 
     def log(self, step: int, epoch: int, values: dict[str, float]) -> None:
-        """Metrics of the step that is being made: an event, and scalars for TensorBoard."""
+        """Writes metrics of the current step: an event, and scalars for TensorBoard."""
         self.event("step", {"step": step, "epoch": epoch, **values})
         if self._metrics is not None:
             for name, value in values.items():
@@ -84,7 +86,7 @@ class Report:
         self._folder.event(name, values)
 
     def event_of_step(self, event: dict[str, Any]) -> None:
-        """One of a TrainingStep's."""
+        """Records an event of a TrainingStep."""
         plain = {key: value for key, value in event.items() if key != "event"}
         self.event(event["event"], plain)
         if event["event"] == "refusal":
@@ -93,12 +95,12 @@ class Report:
             self.text(event["message"])
 
     def flush(self) -> None:
-        """Metrics reach their file. Errors: OSError, the first since the last call."""
+        """Flushes the metrics to their file. Errors: OSError, the first since the last call."""
         if self._metrics is not None:
             self._metrics.flush()
 
     def commit(self, step: int, seconds: float, stall_seconds: float, size: int) -> None:
-        """stall_seconds: of them the loop waited. What is held of devices is written down as often."""
+        """Records a commit, and the memory held on devices. stall_seconds: the part of `seconds` that the loop waited."""
         self._devices(step)
         self._status.step, self._status.checkpoint_step = max(self._status.step, step), step
         self.event("commit", {"step": step, "seconds": seconds, "stall_seconds": stall_seconds, "bytes": size})
@@ -129,7 +131,7 @@ class Report:
                                    "needed_bytes": seen.needed_bytes})
 
     def limit(self, step: int, asked: str, change: _core.LimitChange | None, why: str) -> None:
-        """Reports the outcome of `plimsoll limit`. change: None where the limit stays; `why` says the reason."""
+        """Reports the outcome of `plimsoll limit`. change: None if the limit stays, with the reason in `why`."""
         if change is None:
             self.text(f"step {step}: the limit stays: {why}")
             self.event("limit", {"step": step, "asked": asked, "message": why})
@@ -151,7 +153,7 @@ class Report:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Time that is not part of rows per second."""
+        """Excludes the time of the block from rows per second."""
         began = time.monotonic()
         try:
             yield
@@ -159,7 +161,7 @@ class Report:
             self._training += time.monotonic() - began
 
     def phase(self, name: str) -> None:
-        """status.json and the bar, as another phase than training: "paused"."""
+        """Shows another phase than training, such as "paused", in status.json and on the bar."""
         before, self._status.status = self._status.status, name
         self._write()
         if self._progress is not None:
@@ -176,9 +178,10 @@ class Report:
             self._progress.clear()
 
     def end(self, status: str, step: int, epoch: int | None, message: str, cause: str) -> None:
-        """The last word: "finished", "stopped" or "failed"; the cause is as _cause_of() has it.
+        """Writes the last status and event: "finished", "stopped" or "failed". cause: from _cause_of().
 
-        epoch: None: that of the last step."""
+        epoch: None: that of the last step.
+        """
         self.clear()
         self._status.cause = cause
         self._status.status, self._status.message, self._status.step = status, message, step

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that decide a run's bits beside its program: settings of torch, the identity, and run.toml.
+"""Settings that determine a run's bits beside its program: settings of torch, the identity, and run.toml.
 
-Threads: settings are the process's; one run at a time.   Memory: none.
+Threads: settings belong to the process; one run at a time.   Memory: none.
 """
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ import torch
 from .. import _core
 from ..core import _torch_gate
 
-# As in settle.cpp: these choose kernels, and the libraries do not say which they took.
+# The same as in settle.cpp: these choose kernels, and the libraries do not report their choice.
 _ASKED_OF_LIBRARIES = ("MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA",
                        "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE",
                        "OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS")
-_FIRST_LINE = 'recipe = "python"\n'  # No recipe of ours.
+_FIRST_LINE = 'recipe = "python"\n'  # Marks a run of a Python program, not of a recipe in C++.
 
 
 def settle(seed: int, threads: int, deterministic: bool) -> None:
-    """Torch's threads and determinism, and the seeds of Python, NumPy and torch.
+    """Sets torch's threads and determinism, and the seeds of Python, NumPy and torch.
 
-    Before the governor measures what the process holds anyway: the first product, backward and optimizer
+    Called before the governor measures its baseline: the first matrix product, backward and optimizer
     load libraries and modules, which belong to that.
     """
     if deterministic:
@@ -43,14 +43,14 @@ def settle(seed: int, threads: int, deterministic: bool) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Python's, NumPy's and torch's main generators, those of devices too."""
+    """Seeds the main generators of Python, NumPy and torch, and those of devices."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.manual_seed(seed)
 
 
 def identity_of(seed: int, threads: int, deterministic: bool, options: dict[str, Any], workers: int = 1) -> dict[str, str]:
-    """Two runs of one program with equal identities end in equal bits."""
+    """Returns the identity. Runs of the same program with equal identities end in equal bits."""
     identity = {"seed": str(seed), "compute_threads": str(threads), "deterministic": str(deterministic).lower(),
                 "torch": str(torch.__version__), "numpy": np.__version__,
                 "instruction_set": _core.instruction_set(),
@@ -61,12 +61,12 @@ def identity_of(seed: int, threads: int, deterministic: bool, options: dict[str,
 
 
 def threads_of(path: str) -> int:
-    """Those that a run began with; of a new run, torch's."""
+    """Returns the number of threads that a run began with; for a new run, torch's."""
     try:
         identity = json.loads((pathlib.Path(path) / "identity.json").read_text())
-        return int(identity.get("compute_threads") or identity["threads"])  # The name of runs before 0.2.
+        return int(identity.get("compute_threads") or identity["threads"])  # The name in runs before 0.2.
     except (OSError, ValueError, KeyError):
-        return torch.get_num_threads()  # New, or damaged: then the check of the identity says so.
+        return torch.get_num_threads()  # A new run, or a damaged one, which the check of the identity reports.
 
 
 def is_ours(path: str) -> bool:
@@ -76,9 +76,9 @@ def is_ours(path: str) -> bool:
 
 
 def to_toml(values: dict[str, Any], options: dict[str, Any], ranks: int = 1) -> str:
-    """run.toml, whose first key says that no recipe of ours made it."""
+    """Returns the text of run.toml; its first line marks a run of a Python program."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    rest = [word for word in sys.orig_argv[1:] if word != "-u" or not launcher]  # It passes -u.
+    rest = [word for word in sys.orig_argv[1:] if word != "-u" or not launcher]  # The launcher passes -u itself.
     known = {"command": shlex.join([sys.executable, *launcher, *rest]),
              "directory": os.getcwd(), **values}
     lines = [f"{name} = {_toml(value)}" for name, value in known.items()]

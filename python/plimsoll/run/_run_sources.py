@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of batches for Run.steps(): each can be begun again at a place in an epoch.
+"""Sources of batches for Run.steps(), each of which can start at a position in an epoch.
 
-    RunLoader, a list, plimsoll.Loader    the place is a number
-    TokenBatches, or what has its place and seek()   the place is three numbers, the epoch first
-    an object with state_dict()           the place is its state; items of a StatefulDataLoader with workers
-                                          draw as those of a RunLoader do
-    any other iterable                    the epoch is read again up to the place, and it warns
+    RunLoader, a list, plimsoll.Loader    the position is a number
+    TokenBatches, or an object with its place and seek()   the position is three numbers, the epoch first
+    an object with state_dict()           the position is its state; items of a StatefulDataLoader with workers
+                                          have random states as in a RunLoader
+    any other iterable                    the epoch is read again up to the position, with a warning
 
-Virtual workers have a batch each in their order, so many a step (Dealt): every rank reads all.
+Virtual workers take one batch each, in their order (Dealt): a step reads as many, on every rank.
 
-Threads: the thread that trains.   Memory: none beyond what it wraps.
+Threads: the thread that trains.   Memory: none beyond the wrapped data.
 """
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from ._run_loader import ITEM, RunLoader
 class Source(Protocol):
     @property
     def batches(self) -> int | None:
-        """The number of batches of an epoch; None: not known."""
+        """The number of batches in an epoch; None: unknown."""
     num_workers: int
     counts_on: bool
-    """An epoch depends on those that were begun before it: at a loop's end state() is needed, too."""
+    """Whether an epoch depends on earlier ones, so that state() is needed at a loop's end, too."""
 
     def shape(self) -> dict[str, Any]:
         """Returns the settings that must be the same when the run is resumed."""
     def start(self, epoch: int, batch: int, state: Any) -> Iterator[Any]:
-        """The epoch's batches from `batch` on. `state`: what state() gave there; None: the beginning."""
+        """Returns an iterator over the epoch's batches from `batch` on. state: from state() at that position; None: the beginning."""
     def state(self) -> Any:
-        """Returns what start() needs beside the number of batches, as plain values. Called between two batches."""
+        """Returns the values that start() needs beside the number of batches, as plain values. Called between two batches."""
     def pass_over(self, state: Any, left: bool) -> None:
-        """After a loop that has ended: as state() was then. left: before the end of its epoch. Of what counts on."""
+        """Restores the state after a loop that has ended. state: from state() then. left: before the end of its epoch. Only if counts_on."""
 
 
 def source_of(data: Any, seed: int) -> Source:
-    """Errors: ValueError for what is no iterable."""
+    """Returns the source for `data`. Errors: ValueError for an object that is not iterable."""
     if isinstance(data, RunLoader):
         return data
     if isinstance(data, Loader):
@@ -79,7 +79,7 @@ class Dealt:
         return self._source.shape()
 
     def start(self, epoch: int, batch: int, state: Any) -> Iterator[WorkerBatches]:
-        return self._dealt(self._source.start(epoch, batch * self._workers.count, state))  # Begun now, with what that draws.
+        return self._dealt(self._source.start(epoch, batch * self._workers.count, state))  # Starts now: that may draw random numbers.
 
     def _dealt(self, batches: Iterator[Any]) -> Iterator[WorkerBatches]:
         workers = self._workers
@@ -97,7 +97,7 @@ class Dealt:
             dealt.absent = workers.own - len(own)
             yield dealt
             if taken < workers.count:
-                return  # A source without end begins the next epoch where it is asked again.
+                return  # An endless source would begin the next epoch if asked again.
 
     def state(self) -> Any:
         return self._source.state()
@@ -169,7 +169,7 @@ class _Stateful(_Any):
         batches = iter(self._data)
         if self.batches is None or batch < self.batches:
             return batches
-        for _ in batches:  # All were done, and the end was not seen: some say so by a state of the next epoch.
+        for _ in batches:  # All batches were done before the end was seen; some loaders then begin the next epoch: undo that.
             self._data.load_state_dict(state)
             break
         return iter(())
@@ -179,18 +179,19 @@ class _Stateful(_Any):
         if left:
             iter(self._data)
         else:
-            self._data.state_dict()  # What is loaded when it is first needed is loaded now, as is what it draws.
+            self._data.state_dict()  # Forces a lazy load now, together with the random numbers that it draws.
 
     def state(self) -> Any:
         return self._data.state_dict()
 
 
 def items_of(data: Any, seed: int) -> SeededItems | None:
-    """Has the workers of `data` make each item with the random states that run.loader() has for it: those of a worker are no part
-    of a state_dict(). None, with a RuntimeWarning, where that cannot be done."""
-    data = getattr(data, "base_dataloader", data)  # Of accelerate's.
+    """Makes the workers of `data` set the same random states for each item as run.loader() does: a state_dict() has no states of
+    workers. Returns None, with a RuntimeWarning, where that is impossible.
+    """
+    data = getattr(data, "base_dataloader", data)  # The loader inside accelerate's.
     dataset = getattr(data, "dataset", None)
-    if isinstance(dataset, SeededItems):  # Of a loop, or a run, before this one.
+    if isinstance(dataset, SeededItems):  # Wrapped by an earlier loop or run.
         if dataset.seed == seed:
             return dataset
         dataset = dataset.dataset
@@ -203,12 +204,12 @@ def items_of(data: Any, seed: int) -> SeededItems | None:
                       stacklevel=5)
         return None
     items = SeededItems(dataset, seed)
-    object.__setattr__(data, "dataset", items)  # torch lets nobody replace it: iterators made by now have the old one.
+    object.__setattr__(data, "dataset", items)  # torch forbids setting it, as existing iterators keep the old one.
     return items
 
 
 class SeededItems:
-    """A map-style dataset, whose items see random states from (seed, epoch, index) in a worker. All else is the dataset's own."""
+    """A map-style dataset whose items see random states from (seed, epoch, index) in a worker. Otherwise it behaves like `dataset`."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
@@ -240,13 +241,13 @@ class SeededItems:
         return len(self.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("dataset", "__getstate__", "__setstate__"):  # While it is unpickled.
+        if name in ("dataset", "__getstate__", "__setstate__"):  # Asked for during unpickling.
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
 
 def place_of(index: Any) -> int:
-    """A number for what a sampler gives: itself, or one made of its text."""
+    """Returns a number for a sampler's index: the index itself, or a hash of its text."""
     try:
         return int(operator.index(index))
     except TypeError:
@@ -254,7 +255,7 @@ def place_of(index: Any) -> int:
 
 
 class _ReadAgain(_Any):
-    """Begun with the random states that the epoch began with, it is expected to give the same batches."""
+    """Reads an epoch again from its beginning, with the random states of that time; the same batches are expected."""
 
     def __init__(self, data: Any) -> None:
         super().__init__(data)

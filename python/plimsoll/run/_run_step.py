@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TrainingSteps of a run: of its parts, and with their state in the run's commits.
+"""The TrainingSteps of a run, made of its tracked parts, whose state is in the run's commits.
 
-    run.step(f, batch)                      one of all tracked optimizers
-    run.step(f, batch, optimizer=D_opt)     one of those named, each with its own losses and options; several calls a batch
+    run.step(f, batch)                      one step of all tracked optimizers
+    run.step(f, batch, optimizer=D_opt)     one of the named optimizers, with its own loss and options; several calls per batch
 
 Threads: the thread that trains.
-Memory:  see _step.py; of several calls a batch, copies of what the earlier ones have changed until the batch's end.
+Memory:  see _step.py; with several calls per batch, copies of what the earlier ones changed, until the batch's end.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ALL = ""  # The name of the step of all optimizers.
 
 
 class Steps:
-    """The training steps of one life of a run. saved: an earlier state(); goes_on: there is a commit to go on from."""
+    """The training steps of one start of a run. saved: an earlier state(); goes_on: there is a commit to resume from."""
 
     def __init__(self, parts: Parts, tables: dict[str, tuple[Vectors, Any]], saved: dict[str, Any] | None, goes_on: bool,
                  folder: pathlib.Path, group: Group, workers: VirtualWorkers | None) -> None:
@@ -38,27 +38,27 @@ class Steps:
         self._group, self._workers = group, workers
         self._saved: dict[str, Any] = {} if saved is None else saved["of"] if "of" in saved else {_ALL: saved}
         self._made: dict[str, tuple[TrainingStep, dict[str, Any]]] = {}
-        self._calls: list[tuple[str, TrainingStep]] = []  # Of this batch.
+        self._calls: list[tuple[str, TrainingStep]] = []  # The calls in this batch so far.
         self.largest: Any = None
-        """The largest batch that will come; each step admits it before its first."""
+        """The largest batch that will come; each step admits it before its first batch."""
         self.placed: Callable[[Any], Any] = lambda batch: batch
-        """Returns a batch where the loop's batches are."""
+        """Moves a batch to where the loop's batches are, and returns it."""
         self._admitted: set[str] = set()
         self.interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        """Inside, a stop of the watcher may be raised."""
+        """Makes a context in which the watcher may raise a stop."""
 
     def __bool__(self) -> bool:
-        """Whether one was made."""
+        """Whether a step was made."""
         return bool(self._made)
 
     def begin_batch(self) -> None:
-        """The batch before is done: nothing of it is put back any more."""
+        """Ends the batch before: its calls cannot be undone any more."""
         for _, step in self._calls:
             step.keep_made()
         self._calls.clear()
 
     def of(self, optimizer: Any, same: dict[str, Any], functions: dict[str, Any], events: Callable[[dict[str, Any]], Any]) -> TrainingStep:
-        """The step for a call with these options, made where it is first asked for. same: options that stay the same.
+        """Returns the step for a call with these options, made at the first such call. same: options that must not change.
 
         Errors: ValueError.
         """
@@ -77,7 +77,7 @@ class Steps:
         return step
 
     def make(self, step: TrainingStep, batch: Any, f: Callable[..., Any]) -> float:
-        """Makes it; what fails puts back the calls of this batch before it, too."""
+        """Makes the step and returns its loss. If it fails, the earlier calls of this batch are undone, too."""
         name = next(key for key, (one, _) in self._made.items() if one is step)
         try:
             if self.largest is not None and name not in self._admitted:
@@ -98,11 +98,11 @@ class Steps:
 
     @property
     def is_half_made(self) -> bool:
-        """Whether calls of this batch were made that are not put back, and another was not made."""
+        """Whether this batch has calls that were made and not undone."""
         return bool(self._calls)
 
     def state(self) -> dict[str, Any] | None:
-        """For a commit: of each step, what it goes on with; None where there was none."""
+        """Returns the states of all steps for a commit; None if there are none."""
         states = {**self._saved, **{name: _state_of(step) for name, (step, _) in self._made.items()}}
         return states.get(_ALL) if not states.keys() - {_ALL} else {"of": states}
 
@@ -117,7 +117,7 @@ class Steps:
         return _ALL if len(there) == len(tracked) == 1 else "+".join(name for name, _ in there), [one for _, one in there]
 
     def _check_call(self, name: str) -> None:
-        """Errors: ValueError where a call of all optimizers is not a batch's only one."""
+        """Raises ValueError if a call that steps all optimizers is not the only one in its batch."""
         tracked = [one for one, _ in self._parts.named(torch.optim.Optimizer)]
         if len(tracked) > 1 and self._calls and _ALL in (name, self._calls[0][0]):
             raise ValueError(f"step: called more than once in a batch, where a call without optimizer= steps all of {', '.join(tracked)} "

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the tables of a run are whose rows are dealt to ranks, and how another number of ranks gets them.
+"""Folders of tables whose rows are divided among ranks, and their conversion for another number of ranks.
 
     embeddings/NAME                  of one process
-    embeddings-4-0/rank-2/NAME       of rank 2 of 4, which began with them
-    embeddings-2-120/rank-1/NAME     of rank 1 of 2, made of those that the commit of step 120 names
+    embeddings-4-0/rank-2/NAME       of rank 2 of 4, which began the run
+    embeddings-2-120/rank-1/NAME     of rank 1 of 2, made from the tables that the commit of step 120 names
 
-A commit names the folder. Tables of another number of ranks are made beside those, each renamed when it is whole; the first commit that
-names the new folder is followed by the end of the old one. So a crash at any moment leaves one of them whole, and what was
-made is not made again.
+A commit names the folder. Tables for another number of ranks are made beside the old ones, each renamed when it is complete. After the
+first commit that names the new folder, the old one is deleted. So a crash at any moment leaves one folder complete, and
+tables already made are not made again.
 
 Threads: the thread that trains.
-Memory:  while a table is made, its slab and that of one it is made of; some thousand ids at a time.
+Memory:  while a table is made, its slab and that of one source table; some thousand ids at a time.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _AT_ONCE = 1 << 16  # Ids.
 
 
 class TableFolders:
-    """Folders of the tables in one life. step: that of the commit to go on from, −1: none. named: the commit's folder, of `before` ranks."""
+    """Folders of the tables. step: that of the commit to resume from, −1: none. named: the commit's folder, for `before` ranks."""
 
     def __init__(self, root: pathlib.Path, rank: int, ranks: int, step: int, named: str, before: int) -> None:
         self._root, self._rank, self._ranks, self._step = root, rank, ranks, step
@@ -42,15 +42,15 @@ class TableFolders:
         """The folder that the next commit names."""
 
     def path(self, name: str) -> pathlib.Path:
-        """This rank's table."""
+        """Returns the path of this rank's table."""
         return self._path(self.name, self._rank, name)
 
     @contextlib.contextmanager
     def which(self, rows: int, path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-        """Which rows EmbeddingStore.open() makes the table at `path` of: of the ids from 0 to rows − 1 those of this rank, in their order.
+        """Yields the arguments of EmbeddingStore.open() that choose this rank's rows, among ids from 0 to rows − 1, for the table at `path`.
 
-        Nothing where that is there already: it was made so, and a commit's tables are compared by what was said of them. Meanwhile the
-        ids are in a file without a name in the run's folder. Errors: OSError.
+        Yields {} if the table exists: it was made so, and the commit's record of it is compared elsewhere. During the block the
+        ids are in an unnamed file in the run's folder. Errors: OSError.
         """
         if self._ranks == 1:
             yield {"rows": rows}
@@ -63,12 +63,12 @@ class TableFolders:
                 ids = np.arange(begin, min(begin + _AT_ONCE, rows), dtype=np.int64)
                 file.write(memoryview(ids[owners_of(ids, self._ranks) == self._rank]))
             file.flush()
-            yield {"ids": np.memmap(file, np.int64, "r")} if file.tell() else {"rows_max": 1}  # None.
+            yield {"ids": np.memmap(file, np.int64, "r")} if file.tell() else {"rows_max": 1}  # This rank has no rows.
 
     def move(self, name: str, made: Callable[[str], EmbeddingStore], read: Callable[[str], EmbeddingStore]) -> None:
-        """Makes this rank's table of those that the commit names, where it is not there yet.
+        """Makes this rank's table from the tables that the commit names, unless it exists.
 
-        made: a new table at a path; read: one at a path as it was committed. Errors: CorruptError; OSError; BudgetExceeded.
+        made: makes a new table at a path; read: opens the committed one at a path. Errors: CorruptError; OSError; BudgetExceeded.
         """
         path = self.path(name)
         if self.name == self._old or self._step < 0 or path.exists():
@@ -86,14 +86,14 @@ class TableFolders:
         sync_folder(path.parent)
 
     def clear(self) -> None:
-        """Ends folders that no commit names, and that are not being made."""
+        """Deletes folders that neither the commit nor the current number of ranks uses."""
         keep = {self.name} if self._step < 0 else {self.name, self._old}
         for one in self._root.glob("embeddings*"):
             if one.name not in keep and one.is_dir():
                 shutil.rmtree(one)
 
     def committed(self) -> None:
-        """After a commit that named `name`, by the rank that writes."""
+        """Deletes the old folder, after a commit that named `name`; called by the rank that writes."""
         self._old = self.name
         self.clear()
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writer: one commit on its way to disk while training goes on.
+"""Writer: writes one commit to disk in a thread while training continues.
 
-What is committed is first copied where it fits beside the most that tensors have taken so far; a thread
+The content is first copied, if it fits beside the most memory that tensors have taken so far. A thread
 serialises the copy, writes it, syncs and publishes. The loop waits for the copy, not for the disk.
 
 Threads: one, for as long as a commit is written; the rest is for the thread that trains.
-Memory:  the storages of one commit, leased; no copy is made where it does not fit.
+Memory:  the storages of one commit, leased; without room, no copy is made.
 """
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from ..errors import BudgetExceeded
 from ..memory._memory import Governor, Lease
 from ..training._checkpoint import copied
 
-_SPARE = 1 << 20  # Bytes for what is not a tensor, and for writing.
-_ALIGNED = 64  # Bytes: storages begin there, as torch's own do.
+_SPARE = 1 << 20  # Bytes for values other than tensors, and for writing.
+_ALIGNED = 64  # Alignment of storages in bytes, the same as torch's.
 
 
 class Image:
-    """A copy of what is committed, its tensors in memory that was leased. Forked children do not get it."""
+    """A copy of a commit's content, with tensors in leased memory. Forked processes do not inherit it."""
 
     def __init__(self, content: dict[str, Any], room: int, lease: Lease) -> None:
-        """room: bytes, of room_for()."""
+        """Copies the content. room: bytes, from room_for()."""
         import torch
 
         self._pages = mmap.mmap(-1, max(1, room), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._lease = lease
         self._pages.madvise(mmap.MADV_DONTFORK)
-        with contextlib.suppress(OSError):  # Of a kernel without huge pages.
+        with contextlib.suppress(OSError):  # A kernel without huge pages.
             self._pages.madvise(mmap.MADV_HUGEPAGE)
         used, storages = 0, {}
 
@@ -59,11 +59,11 @@ class Image:
 
         with torch.no_grad():
             self.content: dict[str, Any] = copied(content, copy_of)
-        """The content for torch.save(), with tensors on the host; until close()."""
+        """The content for torch.save(), with tensors on the host; valid until close()."""
 
     @classmethod
     def of(cls, content: dict[str, Any], governor: Governor) -> Image | None:
-        """None where there is no room for it, or it holds tensors of a kind that has no plain bytes."""
+        """Makes a copy of the content; None without room for it, or if a tensor has no plain bytes."""
         room = room_for(content)
         ledger = governor.ledger()
         tensors = ledger.pools["tensors"]
@@ -94,7 +94,7 @@ def aligned(size: int) -> int:
 
 
 def room_for(content: Any) -> int | None:
-    """Bytes of the storages, each once; None: one of them cannot be copied as bytes."""
+    """Returns the bytes of all storages, each counted once; None: one of them cannot be copied as bytes."""
     import torch
 
     storages: dict[int, int] = {}
@@ -119,35 +119,37 @@ class Writer:
     """Writes one commit in a thread, and holds its outcome."""
 
     def __init__(self, image: Image, step: int, began: float, work: Callable[[], int]) -> None:
-        """began: when the loop began to wait, by time.monotonic(). work: writes and publishes; gives the
-        bytes of the file. Nothing is written before start(), nor is the image closed."""
+        """Takes the copy. began: when the loop began to wait, by time.monotonic(). work: writes and publishes; returns the
+        bytes of the file. Nothing is written before start(), nor is the image closed.
+        """
         self.step, self._began = step, began
         self.size, self.seconds = 0, 0.0
-        """Bytes of the file, and until it was published; of one that is done."""
+        """Seconds until it was published, and in `size` the bytes of the file; set when `done`."""
         self.stall_seconds = time.monotonic() - began
-        """Seconds that the loop has waited."""
+        """Seconds that the loop waited for the copy."""
         self.error: BaseException | None = None
-        """Why it was not published; of one that is done."""
+        """The error that kept it from being published; set when `done`."""
         self._image = image
-        self._left = [work]  # Of the thread that takes it, which closes the image as well.
+        self._left = [work]  # The thread that takes it also closes the image.
         self._done = False
-        self._writing = threading.Lock()  # Thread.join() that is interrupted takes the thread for ended.
+        self._writing = threading.Lock()  # Not Thread.join(): interrupted, it takes the thread for ended.
         self._writing.acquire()
 
     def start(self) -> None:
-        """Begins to write. What interrupts it, such as a stop of the watcher, may leave the thread there or not: wait()
-        has the commit written in any case."""
+        """Begins to write. If a stop of the watcher interrupts it, the thread may or may not have started: wait()
+        completes the commit in any case.
+        """
         threading.Thread(target=self._run, name="plimsoll-commit").start()
 
     def _run(self) -> None:
         try:
             work = self._left.pop()
-        except IndexError:  # It began before start() was interrupted.
+        except IndexError:  # Another thread has it: start() was interrupted after that began.
             return
         try:
             self.size = work()
-        except BaseException as error:  # Raised where the loop looks.
-            traceback.clear_frames(error.__traceback__)  # They have the copy's tensors.
+        except BaseException as error:  # Raised by wait(), in the loop.
+            traceback.clear_frames(error.__traceback__)  # The frames keep the copy's tensors alive.
             self.error = error
         finally:
             self._image.close()
@@ -160,7 +162,7 @@ class Writer:
         return self._done
 
     def wait(self) -> None:
-        """Until it is done: Ctrl-C and a stop of the watcher come through then. Errors: `error`."""
+        """Waits until the commit is written. Ctrl-C and a stop of the watcher are raised after that. Errors: `error`."""
         interrupted: BaseException | None = None
         while not self._done:
             try:
@@ -169,7 +171,7 @@ class Writer:
                 self._writing.acquire()
             except BaseException as error:
                 interrupted = error
-                if isinstance(error, RuntimeError):  # There may be no thread to be had.
+                if isinstance(error, RuntimeError):  # No thread could be started: write here.
                     self._run()
         if self.error is not None:
             raise self.error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of another program to a run: status, why, report, stop, pause, continue, limit. No torch is imported.
+"""Requests of another program to a run: status, why, report, stop, pause, continue, limit. Does not import torch.
 
 Threads: any.
 """
@@ -15,7 +15,7 @@ Path = str | os.PathLike[str]
 
 
 def status(run: Path) -> dict[str, Any]:
-    """Returns what a run is doing, as `plimsoll status --json` prints it: status, step, loss, alive, pid, …
+    """Returns the status of a run, as `plimsoll status --json` prints it: status, step, loss, alive, pid, …
 
     Errors: NotFoundError (no run there); CorruptError.
     """
@@ -23,7 +23,7 @@ def status(run: Path) -> dict[str, Any]:
 
 
 def why(run: Path) -> dict[str, Any]:
-    """How a run ended, and who held the memory; what `plimsoll why --json` prints: cause, incident, memory, summary, …
+    """Returns how a run ended and who held the memory, as `plimsoll why --json` prints it: cause, incident, memory, summary, …
 
     run: the folder of a run, or of `plimsoll run --record`.
     Errors: NotFoundError (neither is there); CorruptError.
@@ -32,12 +32,12 @@ def why(run: Path) -> dict[str, Any]:
 
 
 def report(run: Path, out: Path | None = None, trace: Path | None = None) -> str:
-    """Draws a run as one page that loads nothing; returns its path. A run that ends writes RUN/report.html by itself.
+    """Writes a run's report as one self-contained HTML page; returns its path. A run that ends writes RUN/report.html by itself.
 
     run:   as for why().
     out:   the file; None: RUN/report.html.
-    trace: a file for its memory over time as counters, which Perfetto opens beside a trace of torch.profiler.
-    Errors: as why(); OSError.
+    trace: a file for the run's memory over time as counters, which Perfetto opens beside a trace of torch.profiler.
+    Errors: those of why(); OSError.
     """
     page = _core.run_report(os.fspath(run), os.fspath(out or ""))
     if trace is not None:
@@ -46,7 +46,7 @@ def report(run: Path, out: Path | None = None, trace: Path | None = None) -> str
 
 
 def stop(run: Path) -> bool:
-    """Asks a run to end at its next step, with a checkpoint. False: no process trains there.
+    """Asks a run to end at its next step, with a checkpoint. Returns False if no process trains there.
 
     Errors: NotFoundError (no run there); OSError.
     """
@@ -54,25 +54,25 @@ def stop(run: Path) -> bool:
 
 
 def pause(run: Path) -> bool:
-    """Asks a run to hold at its next step; its memory stays. False: no process trains there.
+    """Asks a run to wait at its next step; it keeps its memory. Returns False if no process trains there.
 
-    Errors: as stop().
+    Errors: those of stop().
     """
     return _core.run_pause(os.fspath(run))
 
 
 def continue_run(run: Path) -> bool:
-    """Lets a paused run go on (`plimsoll continue`). False: no process trains there.
+    """Lets a paused run continue (`plimsoll continue`). Returns False if no process trains there.
 
-    Errors: as stop().
+    Errors: those of stop().
     """
     return _core.run_continue(os.fspath(run))
 
 
 def limit(run: Path, size: int | str) -> bool:
-    """Asks a run to keep within another memory limit while it trains. False: no process trains there.
+    """Asks a run to keep within another memory limit while it trains. Returns False if no process trains there.
 
     size: bytes, or "6GiB", "25%" of the machine.
-    Errors: as stop(); ValueError for a size that cannot be read.
+    Errors: those of stop(); ValueError for a size that cannot be read.
     """
     return _core.run_limit(os.fspath(run), str(size))

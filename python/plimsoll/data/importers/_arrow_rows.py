@@ -18,7 +18,7 @@ from typing import Any
 from ...memory._memory import Governor
 
 _ROWS_BYTES = 1 << 20
-_PAGE_BYTES = 1 << 20  # Read of a column at a time.
+_PAGE_BYTES = 1 << 20  # Bytes of a column that are read at a time.
 _ROWS_MOST = 1024
 _IMAGES = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM")
 

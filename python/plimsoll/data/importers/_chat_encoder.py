@@ -27,10 +27,10 @@ import numpy as np
 from ... import _core
 from ._chat_template import Spans
 
-_VOCABULARY_MOST = 1 << 22  # Ids may have gaps, and one far off is no reason for a long table.
+_VOCABULARY_MOST = 1 << 22  # Ids may have gaps; a single large id must not need a long table.
 _GROWS_MOST = 12 << 20  # Bytes by which the process may grow until gigatoken begins with an empty table of words.
-_USUAL = 0x20000  # Characters of the planes that texts and emoji are of.
-_WORDS_MOST = 1000  # Of the library's own table beside gigatoken; with its 10,000 it goes on filling for 700,000 rows.
+_USUAL = 0x20000  # The planes of Unicode that have the characters of texts, and emoji.
+_WORDS_MOST = 1000  # Size of the library's own cache beside gigatoken; its default of 10,000 fills for 700,000 rows.
 ENCODERS = ("auto", "tokenizers", "gigatoken")
 Encoded = tuple[np.ndarray, Spans]
 
@@ -56,7 +56,7 @@ class Encoder:
                 raise ValueError(f"encoder: gigatoken cannot be used: {why}; leave it out (--encoder)")
             if self._fast is not None and hasattr(tokenizer.model, "_resize_cache"):
                 tokenizer.model._resize_cache(_WORDS_MOST)
-        _core.trim()  # What reading the tokenizer took, and trying gigatoken.
+        _core.trim()  # Frees memory from reading the tokenizer and trying gigatoken.
 
     @property
     def name(self) -> str:
@@ -100,7 +100,7 @@ class Encoder:
         data = text.encode()
         ends: Any = np.cumsum(self._sizes[np.asarray(ids, np.int64)]) if self._spans is not None else ()
         if len(ends) and ends[-1] == len(data):
-            starts = np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80)  # Of characters.
+            starts = np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80)  # First bytes of characters.
             for place in places:
                 token = int(np.searchsorted(ends, starts[place]))
                 begin = ends[token - 1] if token else 0
@@ -132,15 +132,15 @@ class _Gigatoken:
     """gigatoken for one tokenizer. It caches every word it has seen, so it is made anew when the cache is large."""
 
     def __init__(self, said: str) -> None:
-        import awkward  # noqa: F401  Which gigatoken imports when it encodes, and does not say so when Ctrl-C ends that.
+        import awkward  # noqa: F401  Imported here, as gigatoken hides a Ctrl-C during its own import of it.
         import gigatoken
 
         self._make = lambda: gigatoken.Tokenizer.from_json(said)
         self._begin()
 
     def _begin(self) -> None:
-        self._made: Any = None  # Not two of them at a time.
-        _core.trim()  # Words are small blocks, and the allocator would keep them.
+        self._made: Any = None  # First, so that two never exist together.
+        _core.trim()  # The cached words are small blocks, which the allocator would keep.
         self._made = self._make()
         _core.trim()
         self._least = _anonymous_bytes()
@@ -164,7 +164,7 @@ def _fast_encoder(said: str, tokenizer: Any) -> tuple[Any, str]:
     """Returns (gigatoken's encode function, ""), or (None, the reason) where it is missing or differs."""
     try:
         encode = _Gigatoken(said)
-    except Exception as error:  # Of its own kinds: it does not know this tokenizer, or is not installed whole.
+    except Exception as error:  # Its own exceptions: an unknown tokenizer, or an incomplete installation.
         return None, str(error)
     texts = _telling_texts(tokenizer)
     for text, ours, right in zip(texts, encode(texts), _library_ids(tokenizer, texts), strict=True):
@@ -206,7 +206,7 @@ def _is_unassigned(character: str) -> bool:
 @functools.cache
 def _notable() -> bytes:
     """Returns one flag per usual character: may a text with it be odd? Source: UAX #15, section 9 (NFC_Quick_Check)."""
-    second = {*range(0x1161, 0x1176), *range(0x11A8, 0x11C3)}  # What a character before it may be composed with: of Hangul, …
+    second = {*range(0x1161, 0x1176), *range(0x11A8, 0x11C3)}  # Second characters of compositions: Hangul, …
     for code in range(_USUAL):
         parts = unicodedata.decomposition(chr(code)).split()
         if len(parts) == 2 and not parts[0].startswith("<"):

@@ -32,12 +32,12 @@ from ._tar_rows import Fields
 
 _PIECE_BYTES = 256 << 10
 _COMMIT_BYTES = 16 << 20
-_SAMPLE = 256  # Every so many rows that are rendered by pieces, one is rendered by the template, too.
-_SAMPLE_IDS = 1024  # Every so many texts that gigatoken encodes, one is encoded by the library, too.
+_SAMPLE = 256  # One of so many rows rendered by pieces is rendered by the template, too.
+_SAMPLE_IDS = 1024  # One of so many texts that gigatoken encodes is encoded by the library, too.
 _RENDERED, _PROMPT, _TEXT, _WHOLE, _BAD = range(5)  # ChatText::Kind.
-_TEMPLATE = -1  # Of a row that the template rendered.
-_VERSION = 6  # Of what becomes of the same inputs.
-_MARK = "\ue000printed\ue001"  # No text has it.
+_TEMPLATE = -1  # Stands for a row that the template rendered.
+_VERSION = 6  # Raised when the same inputs give another set.
+_MARK = "\ue000printed\ue001"  # Occurs in no text.
 
 _Path = str | os.PathLike[str]
 
@@ -141,7 +141,7 @@ class _Prints:
         schema = {"name": "n", "description": "d", "parameters": {"type": "object", "properties": {}, "required": []}}
         chat: Messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
         if not role and key not in ("tools", "documents"):
-            return True  # A switch.
+            return True  # The key is a switch.
         if role == "tool":
             chat[1] = {"role": "assistant", "content": "", "tool_calls": call}
             chat += [{"role": "tool", "content": "t"}, {"role": "assistant", "content": "a"}]
@@ -156,7 +156,7 @@ class _Prints:
             next(one for one in chat if one["role"] == role)[key] = call if key == "tool_calls" else _MARK
             return without != template.render(chat)
         except TemplateError:
-            return True  # It looks at the key, and wants something else there.
+            return True  # The template reads the key, and expects another value.
 
     def _parts(self) -> bool:
         """Whether a content may be a list of parts: False where the template prints the list as Python prints it."""
@@ -183,7 +183,7 @@ class _Import(SetImport):
         self.encoder = encoder
         self._encoded = 0
         self._by_pieces = 0
-        self._torn: tuple[int, int] | None = None  # A row that is left out, of which more parts may come.
+        self._torn: tuple[int, int] | None = None  # A skipped row, of which more parts may come.
         self._options = options
         self._rows = rows
         self._prints = prints
@@ -322,7 +322,7 @@ class _Import(SetImport):
             reader.count_row(0, keys or bad.keys, [])
             reader.note(bad.key, file, line, bad.detail)
             return None
-        except (TemplateError, UnicodeEncodeError) as error:  # Half a character.
+        except (TemplateError, UnicodeEncodeError) as error:  # A lone surrogate.
             reader.count_row(0, keys, [])
             reader.note("template", file, line, str(error))
             return None

@@ -24,10 +24,10 @@ from ... import _core
 from ._chat_turns import Messages, Spans, TemplateError, Turns, check_contents
 
 _ROLES = ("system", "user", "assistant")
-_OPEN, _CLOSE = "\U000fff01", "\U000fff02"  # Around what {% generation %} holds; no text has them.
+_OPEN, _CLOSE = "\U000fff01", "\U000fff02"  # Marks around the text of {% generation %}; they occur in no text.
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _WORD = re.compile(r"[a-z_]+")
-_WHITE = "\t\n\v\f\r\x1c\x1d\x1e\x1f "  # Of ASCII.
+_WHITE = "\t\n\v\f\r\x1c\x1d\x1e\x1f "  # ASCII white space.
 _ODD = ("", " ", "\n", " a", "a ", "\n\na\n", "\ta \n b\t", "{{ messages }}{% raw %}", "\\n'\"<&>", "é漢字\U0001f600",
         "a\r\nb", "[x] <y> </z>", "###", "None", "0")
 
@@ -52,7 +52,7 @@ class ChatTokenizer:
                              "transformers' save_pretrained()")
         try:
             self.tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        except BaseException as error:  # A panic of the library's is none of Exception.
+        except BaseException as error:  # A panic in the library is no Exception.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise ValueError(f"tokenizer: {file}: {error}") from None
@@ -113,7 +113,7 @@ class ChatTokenizer:
         numbered: dict[int, Any] = {}
         if "added_tokens_decoder" in said:
             numbered = {int(number): _added(token) for number, token in said["added_tokens_decoder"].items()}
-        else:  # Files of before.
+        else:  # Older formats.
             said |= self._read("special_tokens_map.json")
         extra = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
         roles = {name: said[name] for name in _SPECIAL if said.get(name) is not None}
@@ -203,7 +203,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special: dict[str, str], date: str | None = None,
                  given: Mapping[str, Any] | None = None) -> None:
-        """given: variables for the template beside the messages, such as `enable_thinking`."""
+        """Compiles the template. given: variables for it beside the messages, such as `enable_thinking`."""
         import jinja2
         import jinja2.ext
         import jinja2.nodes
@@ -384,7 +384,7 @@ class Pieces:
         self.gaps: dict[str, tuple[str, int, int, int]] = {}
         self.stripped: list[str] = []
         self.triggers: list[str] = []
-        self.ends_at_tokens = False  # Every answer ends where an added token does, or begins.
+        self.ends_at_tokens = False  # Whether every answer ends at the beginning or end of an added token.
 
     def keys(self, roles: Sequence[str]) -> list[str]:
         ends = ["", *roles, ""]
@@ -437,11 +437,11 @@ def compile_template(template: ChatTemplate, cuts: Sequence[str]) -> Pieces | No
             refused.append(roles)
     pieces.gaps = {key: gap for key, gap in pieces.gaps.items() if key not in contradicted}
     seen = collections.Counter(key for roles in _probes() if roles not in refused for key in pieces.keys(roles))
-    for roles in refused:  # The rarest piece of one is what the template refuses.
+    for roles in refused:  # The template is taken to refuse the chat for its rarest piece.
         while pieces.covers(roles):
             del pieces.gaps[min(pieces.keys(roles), key=seen.__getitem__)]
     words = template.words()
-    plain = [word for word in words if _WORD.fullmatch(word)]  # Of roles and keys: tried instead, below.
+    plain = [word for word in words if _WORD.fullmatch(word)]  # Names of roles and keys, which are tried below.
     pieces.triggers = [word for word in words if word not in plain]
     pieces.stripped = _stripped(template)
     pieces.ends_at_tokens = all(
@@ -449,7 +449,7 @@ def compile_template(template: ChatTemplate, cuts: Sequence[str]) -> Pieces | No
         for key, (gap, after, _, _) in pieces.gaps.items() if key.startswith("assistant|"))
     if pieces.gaps and _proven(template, pieces, plain):
         return pieces
-    # Many templates treat an empty text of the system otherwise, and rows without one need not suffer for it.
+    # Many templates treat an empty system text differently; rows without one should still be compiled.
     pieces.gaps = {key: gap for key, gap in pieces.gaps.items() if "system" not in key.split("|")}
     return pieces if pieces.gaps and _proven(template, pieces, plain) else None
 

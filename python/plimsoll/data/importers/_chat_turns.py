@@ -22,9 +22,9 @@ Messages = list[dict[str, Any]]
 Spans = list[tuple[int, int]]
 More = Mapping[str, Any] | None
 
-_MARK = re.compile("\U000fff03([0-9]+)(?:,([0-9]+))?\U000fff04")  # Characters that no text has.
+_MARK = re.compile("\U000fff03([0-9]+)(?:,([0-9]+))?\U000fff04")  # Characters that occur in no text.
 _THOUGHT = re.compile(r"<\|?think(ing)?\|?>")
-_OTHER = "\ue000other\ue001"  # In place of a content.
+_OTHER = "\ue000other\ue001"  # Stands for a content.
 
 
 class TemplateError(ValueError):
@@ -143,10 +143,10 @@ class Turns:
 def _header(head: str, with_prompt: str, without: str) -> str:
     """Returns the part of the answers' common head that the generation prompt has; all of it where there is no prompt."""
     own = len(os.path.commonprefix([with_prompt, without]))
-    if own < len(with_prompt):  # The prompt may begin before, with what both have in common by chance: "<|".
+    if own < len(with_prompt):  # The prompt may begin earlier, at a chance common beginning such as "<|".
         shared = [len(os.path.commonprefix([head, with_prompt[at:]])) for at in range(own + 1)]
         head = head[:max((size for at, size in enumerate(shared) if at + size > own), default=0)]
-    thought = _THOUGHT.search(head)  # It is the answer's, though a prompt may begin it.
+    thought = _THOUGHT.search(head)  # It belongs to the answer, though a prompt may begin it.
     return head[:thought.start()] if thought else head
 
 
@@ -189,7 +189,7 @@ def check_contents(render: Callable[[Messages], str], messages: Messages, text: 
         try:
             same = render(_with(messages, k, other)) == text
         except TemplateError:
-            continue  # It reads the content.
+            continue  # The template reads this content.
         if same:
             advice = "; it may read lists of parts, {\"type\": \"text\", \"text\": …}" if isinstance(content, str) else ""
             raise TemplateError(f"the template writes nothing of the content of message {k + 1} ({message.get('role')}){advice}")
@@ -266,7 +266,7 @@ def _parts(marked: str) -> tuple[str, list[Part]]:
     """Splits a marked text into the text without marks, and its parts."""
     text: list[str] = []
     parts: list[Part] = []
-    open_: list[tuple[int, int, int]] = []  # Loop, message, turn; the innermost last.
+    open_: list[tuple[int, int, int]] = []  # (loop, message, turn) of the open loops, innermost last.
     at = turns = end = 0
     for found in [*_MARK.finditer(marked), None]:
         piece = marked[end:found.start() if found else len(marked)]

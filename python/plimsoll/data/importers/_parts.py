@@ -12,9 +12,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-_POLYNOMIAL = 0x82F63B78  # Of CRC-32C; the highest bit is that of x^0.
+_POLYNOMIAL = 0x82F63B78  # The polynomial of CRC-32C; the highest bit is that of x^0.
 
-Part = tuple[int, int]  # k of n, from 1 on.
+Part = tuple[int, int]  # (k, n): part k of n, counted from 1.
 
 
 def part_from(text: str) -> Part:
@@ -53,7 +53,7 @@ def share(sizes: Sequence[int], part: Part) -> slice:
     """Returns the slice of files that belong to a part: neighbours, with about the same number of bytes in every part."""
     ends = list(itertools.accumulate(sizes))
 
-    def part_of(file: int) -> int:  # By its middle byte; of files without any, by its number.
+    def part_of(file: int) -> int:  # Decides by the file's middle byte; if all files are empty, by its number.
         if ends[-1] == 0:
             return file * part[1] // len(ends) + 1
         return min(part[1], (2 * ends[file] - sizes[file]) * part[1] // (2 * ends[-1]) + 1)

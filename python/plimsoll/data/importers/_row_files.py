@@ -29,17 +29,17 @@ from ._arrow_rows import arrow_rows
 from ._tar_rows import Fields, tar_rows
 
 _BLOCK_BYTES = 64 << 10
-_LINE_MOST = 64 << 10  # Of a table's header.
-_NAMES_KEPT = 1 << 16  # Of rows that an error may still name.
+_LINE_MOST = 64 << 10  # Most bytes of a table's header.
+_NAMES_KEPT = 1 << 16  # Names of the last rows, for errors.
 _BZIP2_BYTES = 8 << 20
-_XZ_BYTES = (16 << 20, 80 << 20)  # What a decoder may take: up to xz -6, up to xz -9.
+_XZ_BYTES = (16 << 20, 80 << 20)  # Memory of a decoder: up to xz -6, up to xz -9.
 _NAME = re.compile(r"[^\W\d][\w .:/-]{0,63}")
 _EXAMPLES = 3
 _PACKED = ("gzip", "zstd", "bzip2", "xz")
-_TEXTS = {"utf-16": "utf-16", "utf-32": "utf-32", "text": "utf-8-sig"}  # Encodings, by what a file is.
+_TEXTS = {"utf-16": "utf-16", "utf-32": "utf-32", "text": "utf-8-sig"}  # Encodings, by kind of file.
 ARROW = ("parquet", "arrow-file", "arrow-stream")
 
-Row = tuple[str, Any]  # What it is called behind its file, or "" by its number; and what it says.
+Row = tuple[str, Any]  # (name after the file's name, or "" for its number; content).
 Line = Callable[[Any], Any]
 
 
@@ -59,9 +59,9 @@ class Sort:
     """The format of a file."""
 
     packed: str  # "", "gzip", "zstd", "bzip2", "xz".
-    kind: str  # Of what is unpacked, as _core.file_sort() has it, or "table".
-    encoding: str = ""  # Of a text.
-    separator: str = ""  # Of a table.
+    kind: str  # The kind of the unpacked bytes, from _core.file_sort(), or "table".
+    encoding: str = ""  # The encoding of a text.
+    separator: str = ""  # The separator of a table.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,7 +274,7 @@ class RowLines:
     """Turns rows into lines of JSON, to be read like a file."""
 
     def __init__(self, rows: Iterator[Row], line: Line, where: str, named: Callable[[str], object] = str) -> None:
-        """where: name of the rows in errors; named: called with the name of each row."""
+        """Takes rows, and the function that makes a line of one. where: name of the rows in errors; named: called with the name of each row."""
         self._rows = enumerate(rows)
         self._line, self._where, self._named = line, where, named
         self._left = memoryview(b"")

@@ -24,29 +24,29 @@ Message = dict[str, Any]
 
 MESSAGES, PROMPT, TEXT = range(3)  # Row.kind.
 _ROLES: dict[str, str] = dict(_core.chat_roles())
-_CALLS = ("function_call", "tool_call")  # Roles whose content is a call.
+_CALLS = ("function_call", "tool_call")  # Roles whose content is a tool call.
 _LISTS = ("messages", "conversations", "conversation")
 _QUESTIONS = ("instruction", "question", "query", "prompt")
-_MORE = ("input", "context")  # What follows a question, on a line of its own.
+_MORE = ("input", "context")  # Columns appended to a question, on a line of their own.
 _ANSWERS = ("output", "response", "completion", "answer", "chosen", "chosen_messages")
 _CAPTIONS = ("caption", "captions")
 _SYSTEMS = ("system", "system_prompt")
 _TOOLS = ("tools", "functions")
 _LABELS = ("label", "kto_tag")
 _REJECTED = ("rejected", "rejected_messages")
-_SWITCHES = ("weight", "loss_weight", "train", "training", "trainable", "loss")  # Whether a message is trained on.
+_SWITCHES = ("weight", "loss_weight", "train", "training", "trainable", "loss")  # Keys that decide whether a message is trained on.
 _SAID = ("role", "from", "content", "value")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-_STORED = ("tool_calls", "name", "tool_call_id", *_REASONING)  # What of a message an image set keeps.
+_STORED = ("tool_calls", "name", "tool_call_id", *_REASONING)  # Keys of a message that an image set keeps.
 _IMAGES = ("images", "img", "image_path", "image_file", "image_url", "jpg", "jpeg", "png", "webp")
-_FILES = ("file_name", "filename", "file_path", "filepath", "path")  # An image of rows without messages.
+_FILES = ("file_name", "filename", "file_path", "filepath", "path")  # Keys with the path of an image, in rows without messages.
 _PART_TEXTS = ("text", "input_text", "output_text")
 _PART_IMAGES = ("image", "image_url", "input_image")
 _PLACE = "<image>"
-_NAMED_MOST = 40  # Characters of what a row names that are said again.
-_OF_PILLOW = (OSError, SyntaxError, ValueError, TypeError, AttributeError, struct.error)  # Of damaged pixels and EXIF.
+_NAMED_MOST = 40  # Most characters of a row's value that an error quotes.
+_OF_PILLOW = (OSError, SyntaxError, ValueError, TypeError, AttributeError, struct.error)  # Errors of Pillow for damaged pixels and EXIF.
 
-# Keys that say nothing of what is trained on, at any level of a row.
+# Keys that do not concern training, at any level of a row.
 MEANINGLESS = frozenset("""
     id ids _id idx index uid uuid key __key__ __url__ __index_level_0__ row_id sample_id example_id item_id image_id question_id
     answer_id prompt_id completion_id message_id conversation_id conversation_hash chat_id session_id turn_id thread_id user_id
@@ -144,7 +144,7 @@ class RowReader:
 
     def __init__(self, ignored: Collection[str], fields: Fields | None = None,
                  reads: Callable[[str, str, bool], bool] = lambda key, role, tools: key in _STORED) -> None:
-        """ignored: names of keys to ignore: "topic", "messages.topic", "content.topic".
+        """Takes the options. ignored: names of keys to ignore: "topic", "messages.topic", "content.topic".
         reads:   called with (key, role, whether the row has tools): is this key of a message of that role used? With
                  role "" it asks about a key beside the messages."""
         self.ignored = frozenset(ignored.split(",") if isinstance(ignored, str) else ignored) - {""}
@@ -153,7 +153,7 @@ class RowReader:
         self._images: tuple[str, ...] = ()
         self._questions: tuple[str, ...] = _QUESTIONS
         self._answers: tuple[str, ...] = _ANSWERS
-        if fields is not None:  # A column that has been given a name has no other.
+        if fields is not None:  # A column whose name was given has no other names.
             self._images = (fields.image, *(_IMAGES if fields.image == "image" else ("images",)))
             self._questions = (fields.text, *(("txt", *_QUESTIONS) if fields.text == "text" else ()))
             self._answers = tuple(one for one in (fields.response, *((*_ANSWERS, *_CAPTIONS) if fields.response == "response"
@@ -201,7 +201,7 @@ class RowReader:
         said = {text for one in row.messages for text in _texts_of(one.get("content")) if text}
         for name, value in list(keys.left.items()):
             if isinstance(value, str) and (value in said or (name == "text" and said and all(text in value for text in said))):
-                keys.count(name)  # A message says it, too, or it is all of them as Alpaca has it.
+                keys.count(name)  # A message repeats it, or it is the whole chat in Alpaca's form.
         keys.end()
         if unknown:
             raise BadRow("unknown_key", f"{', '.join(unknown)}: correct the names, or have these keys left out with "
@@ -317,7 +317,7 @@ class RowReader:
         if not isinstance(given, list):
             raise BadRow("bad_message", f"{name} is neither text nor messages")
         asked = [{"role": one["role"], "content": one.get("content")} for one in row.messages]
-        if asked and given[:len(asked)] == asked:  # The whole chat, once more.
+        if asked and given[:len(asked)] == asked:  # The column repeats the whole chat.
             row.messages, row.untrained = [], set()
         self._add_list(name, given, row, images, unknown)
         return True
@@ -340,7 +340,7 @@ class RowReader:
         caption = next((keys.left[name] for name in _CAPTIONS if name in self._answers and keys.left.get(name)), None)
         for name in self._questions:
             if self.fields is not None and caption is not None and keys.left.get(name) == caption:
-                keys.count(name)  # As of img2dataset, whose captions are there twice.
+                keys.count(name)  # As in img2dataset, which stores captions twice.
         asked, question = keys.first(self._questions)
         more, rest = keys.first(_MORE)
         answered, answer = keys.first(self._answers)
@@ -419,7 +419,7 @@ class RowReader:
             raise BadRow("bad_message", f"a message whose content is {_short(content)}, neither text nor parts")
         if isinstance(keys.left.get("function_call"), dict) and not self._is_read("function_call", name):
             more["tool_calls"] = [{"type": "function", "function": keys.take("function_call")}]
-        if any(not self._is_read(key, name) for key in more):  # Of a content: it is not as if it were a key.
+        if any(not self._is_read(key, name) for key in more):  # Keys from parts of the content: the template must print them.
             raise BadRow("unknown_key", f"the chat template does not print {', '.join(more)}: pass another (--template)")
         thought = next((key for key in _REASONING if keys.left.get(key) is not None), None)
         for key, value in list(keys.left.items()):
@@ -428,7 +428,7 @@ class RowReader:
             if self._is_read(key, name):
                 more[key] = self._checked_calls(value, row, unknown) if key == "tool_calls" else value
                 keys.take(key)
-            elif key in (*_STORED, "function_call"):  # Of the standard, and the template prints none.
+            elif key in (*_STORED, "function_call"):  # A standard key that the template does not print.
                 more[key] = value
                 keys.count(key)
         if parts is None and not more and "content" not in given:
@@ -514,7 +514,7 @@ class RowReader:
                 raise BadRow("unknown_key", f"{column}: an image set keeps none: have them left out with ignore_keys "
                                             f"(--ignore-keys {column})")
             if value and not self.reads(key, "", self._tools):
-                row.counted[column] = 1 + key_count(given[column])  # The template prints none.
+                row.counted[column] = 1 + key_count(given[column])  # The template does not print it.
         row.tools = tools or None
         if documents:
             row.more["documents"] = documents
@@ -544,7 +544,7 @@ class _Keys:
     """The keys of one object in a row. Each is taken once; those left are empty, meaningless, or unknown."""
 
     def __init__(self, given: dict[str, Any], level: str, ignored: frozenset[str], row: Row, unknown: list[str]) -> None:
-        """unknown: the list that end() appends refused names to."""
+        """Takes the keys of `given`. unknown: the list to which end() appends refused names."""
         self._level, self._row, self._unknown = level, row, unknown
         self.left = dict(given)
         if ignored:
@@ -755,9 +755,9 @@ def _plain(value: Any) -> Any:
         return base64.b64encode(value).decode()
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if hasattr(value, "save") and hasattr(value, "getdata"):  # A picture of Pillow's: lossless, and upright by EXIF.
+    if hasattr(value, "save") and hasattr(value, "getdata"):  # A Pillow image: stored lossless, and turned upright by EXIF.
         packed = io.BytesIO()
-        try:  # It reads the file only now.
+        try:  # Pillow reads the file only here.
             kept = value if value.mode in ("1", "L", "LA", "P", "RGB", "RGBA") else value.convert("RGB")
             kept.save(packed, "PNG", compress_level=1, exif=value.getexif())
         except _OF_PILLOW as error:

@@ -22,7 +22,7 @@ from ._parts import Part, check_parts, how_to_make, part_path
 from ._row_files import is_of_files
 from ._row_reader import KeyCounts
 
-_EXAMPLES = 3  # Of lines that are odd in a way.
+_EXAMPLES = 3  # Most examples of one kind of oddity.
 _ROWS_AT_ONCE = 64
 _JOIN_COMMIT_BYTES = 256 << 20
 
@@ -38,13 +38,14 @@ class Again(Exception):
 class SetImport:
     """One import of a set. A subclass opens readers and writers and does the work."""
 
-    wanted = ""  # What a set has some of: "an image".
-    harmless: Collection[str]  # What of the odd is no error.
-    odd_order: Sequence[str] = ()  # In which a report has what is odd; empty: as it was met.
+    wanted = ""  # The content that a set must have: "an image".
+    harmless: Collection[str]  # Oddities that are no errors.
+    odd_order: Sequence[str] = ()  # Order of oddities in a report; empty: as they were found.
 
     def __init__(self, source: ChatFiles | ChatRows, out: str, work_name: str, governor: Governor,
                  progress: Callable[[int, int], object] | None) -> None:
-        """work_name: fingerprint of inputs' names, options and version. The set's own also covers the inputs' contents, known at the end."""
+        """Takes the parts of an import. work_name: fingerprint of inputs' names, options and version. The set's own fingerprint also
+        covers the inputs' contents, which are known at the end."""
         self.source = source
         self.out = out
         self.work_name = work_name
@@ -101,7 +102,7 @@ class SetImport:
                 try:
                     with contextlib.closing(self.open_reader()) as reader:
                         if "reader" in position and not reader.go_on(position["reader"]):
-                            raise Again({})  # What was read before is no longer what it was.
+                            raise Again({})  # The inputs read before have changed.
                         self.work(reader, writer, position)
                     return False
                 except Again as begun:
@@ -226,7 +227,7 @@ class SetImport:
             with contextlib.closing(self.open_set()) as made:
                 about, fingerprint = json.loads(made.about), made.counts[-1]
         except (NotFoundError, CorruptError, ValueError, OSError):
-            return None  # The writer says what is there instead.
+            return None  # The writer's error says what is there.
         if about.get("work") != self.work_name:
             return None
         with contextlib.closing(self.open_reader()) as reader:

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from ._row_files import Reading
 
-_TAR: Any = tarfile  # Its types lack errors of headers.
+_TAR: Any = tarfile  # The type stubs lack the errors of headers.
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
 _IMAGES = ("jpg", "jpeg", "png", "webp")
 _TEXTS = ("txt", "text", "caption", "cap")
-_CAPTIONS = ("caption", "captions", "text", "txt")  # Of .json, where no member is a text.
+_CAPTIONS = ("caption", "captions", "text", "txt")  # Columns of .json with the text, if no member is a text.
 _CHATS = ("messages", "conversations")
 _KEYS_KEPT = 1 << 16
 
@@ -76,7 +76,7 @@ class _Sample:
     size: int = 0
     names: set[str] = dataclasses.field(default_factory=set)
     images: list[dict[str, bytes]] = dataclasses.field(default_factory=list)
-    texts: dict[str, str] = dataclasses.field(default_factory=dict)  # By extension.
+    texts: dict[str, str] = dataclasses.field(default_factory=dict)  # Texts by extension.
     said: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -103,7 +103,7 @@ class _Archive:
     def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
         sample, number = _Sample(), 0
         while (member := self._archive.next()) is not None:
-            self._archive.members = []  # It would keep them all.
+            self._archive.members = []  # tarfile would keep all members.
             if self._archive.number != number:
                 number = self._archive.number
                 yield from self._row(sample)
@@ -128,7 +128,7 @@ class _Archive:
             return None
         if not member.isfile():
             self._count("member that is a link", member.name)
-        elif not stem:  # As macOS puts ._0.jpg beside 0.jpg.
+        elif not stem:  # macOS puts ._0.jpg beside 0.jpg.
             self._count("hidden member", member.name)
         elif not dot:
             self._count("member without an extension", member.name)

@@ -30,7 +30,7 @@ from ._set_import import SetImport, digest
 from ._tar_rows import Fields
 from ._vision_row import bytes_of
 
-_VERSION = 2  # Of what becomes of the same inputs.
+_VERSION = 2  # Raised when the same inputs give another set.
 _SAID = {key: text for key, _, text in _core.chat_oddities()}
 _EXAMPLES = 3
 _COMMIT_BYTES = 64 << 20
@@ -98,13 +98,13 @@ class _Reader:
     """Reads the lines of a source, counts what was odd about them, and sums the image files that rows named."""
 
     def __init__(self, lines: _core.Lines, errors_max: int, row: Callable[[_Reader, int, int, bytes | None], Any]) -> None:
-        """row: called to read a row and the image files it names. Errors: BadRow."""
+        """Takes the lines. row: called to read a row and the image files it names. Errors: BadRow."""
         self._lines = lines
         self._row = row
         self._errors_max = errors_max
         self._odd: dict[str, dict[str, Any]] = {}
         self._errors = 0
-        self._counts = [0, 0]  # Lines, rows.
+        self._counts = [0, 0]  # Numbers of lines and rows.
         self.keys = KeyCounts()
         self._images = [0, 0]  # Bytes, CRC.
 
@@ -150,7 +150,7 @@ class _Reader:
         """Resumes from a state. Returns False where the inputs are no longer those that the state was made from."""
         was = json.loads(state)
         place, sums = tuple(was["place"]), [tuple(one) for one in was["sums"]]
-        if was["images"][0]:  # Files that rows named are read again, too: they may be others, or of another folder.
+        if was["images"][0]:  # Files that rows name are read again, too: they may have changed, or the folder may be another.
             self.skip_rest(was["counts"][0])
             if (self._lines.place, self._lines.sums, self._images) != (place, sums, was["images"]):
                 return False

@@ -12,7 +12,7 @@ from typing import Any
 
 from ._row_reader import BadRow
 
-_BASE64_OF_IMAGES = ("/9j/", "iVBORw0KGgo", "UklGR")  # What JPEG, PNG and WebP begin with.
+_BASE64_OF_IMAGES = ("/9j/", "iVBORw0KGgo", "UklGR")  # Beginnings of JPEG, PNG and WebP in base64.
 _PATH_MOST = 4096
 
 
