@@ -17,13 +17,17 @@ _VALUES = frozenset(("H", "T", "data", "imag", "mH", "mT", "real"))  # Attribute
 
 
 class Absent(torch.nn.Parameter):
-    """Says what a tensor is; whatever asks for its values is a RuntimeError that names it."""
+    """A parameter without values. Its shape and dtype can be read; an operation on its values raises RuntimeError with its name."""
 
     what: str
 
     @classmethod
     def like(cls, parameter: Any, what: str, device: torch.device | None = None) -> Absent:
-        """Makes one of the same shape and dtype as `parameter`. what: its name, for errors. device: where its block computes."""
+        """Returns an Absent with the shape and dtype of `parameter`.
+
+        what:   its name, for errors.
+        device: where its block computes.
+        """
         number = torch.zeros((), dtype=parameter.dtype, device=device)
         if parameter.dtype.is_floating_point:
             number.fill_(float("nan"))  # Should anything get past the errors.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admission: a step or an evaluation is made for real and put back, and what it leased is promised to tensors.
+"""Admission: makes a step or an evaluation, undoes it, and reserves the memory it leased for tensors.
 
 Reading order: _accumulation.py, _retry.py, this file, _step.py.
 Threads: the thread that trains.
@@ -27,15 +27,15 @@ from ._transaction import Before
 
 
 class Admission:
-    """Rehearses steps, and promises tensors what they take."""
+    """Rehearses steps and evaluations, and reserves the memory they take for tensors."""
 
     def __init__(self, options: Options, accumulation: Accumulation, need: Need, retry: Retry, events: Events) -> None:
         self._options, self._accumulation, self._need, self._retry, self._events = options, accumulation, need, retry, events
         self.admitted_bytes = 0
-        """Bytes that tensors were promised."""
+        """The bytes reserved for tensors."""
 
     def of_step(self, work: Work) -> int:
-        """The promised bytes, of a step on `work`. Errors: as admit()."""
+        """Reserves the memory of a step on `work` for tensors. Returns the reserved bytes. Errors: as admit()."""
         def rehearsed() -> Refusal | None:
             options = self._options
             refusal: Refusal | None = None
@@ -50,7 +50,7 @@ class Admission:
         return self.admit(f"a step of {work.rows} rows", work.rows, rehearsed, lambda: self._need.of(work, self._retry.recomputes))
 
     def rehearse(self, work: Work) -> None:
-        """Makes a step on `work`, and puts nothing back but one that memory refuses. Errors: BudgetExceeded."""
+        """Makes a step on `work`. Its effects are undone only where memory is refused. Errors: BudgetExceeded."""
         before = self._retry.remember(work.rows, *reached([*work.functions, *self._options.models]))
         _, refusal = self._accumulation.attempt(work, 1, False, rehearsing=True)
         if refusal is not None:
@@ -58,9 +58,10 @@ class Admission:
             raise BudgetExceeded(str(refusal), "tensors", 0, 0)
 
     def admit(self, what: str, rows: int, rehearsed: Callable[[], Refusal | None], need: Callable[[], int | None]) -> int:
-        """Promises tensors what rehearsed() leases; returns the bytes. need: what it takes where memory refused it.
+        """Reserves the memory that rehearsed() leases for tensors. Returns the reserved bytes.
 
-        Errors: BudgetExceeded naming a limit that would do; ValueError without a governor that tensors are leased from.
+        need:   returns the bytes needed, where rehearsed() was refused memory.
+        Errors: BudgetExceeded with a sufficient limit; ValueError without a governor that tensors are leased from.
         """
         extension, governor = self._options.extension, Governor.current()
         if governor is None or not governor.arena_attached:
@@ -101,7 +102,7 @@ class Admission:
 
     @contextlib.contextmanager
     def _put_back_after(self, work: Work) -> Iterator[None]:
-        """Inside, steps may be made; afterwards everything is as it was, on disk meanwhile."""
+        """Restores the training state at the end of the `with` block. Meanwhile the state is kept on disk."""
         options = self._options
         modules, generators = reached([*work.functions, *options.models])
         with contextlib.ExitStack() as held:

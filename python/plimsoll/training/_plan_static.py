@@ -19,7 +19,7 @@ _CAUTION = 1.25  # Kernels' scratch, alignment, what backward holds beside what 
 
 
 def states_of(optimizer: Any) -> tuple[int, str]:
-    """Bytes of an optimizer's states once they exist, and a warning when its kind is not known."""
+    """Returns the bytes of an optimizer's states once they exist, and a warning where its kind is unknown."""
     name = type(optimizer).__name__
     warning = ""
     if name not in _STATES:
@@ -37,7 +37,7 @@ def states_of(optimizer: Any) -> tuple[int, str]:
 
 def estimate(models: list[Any], optimizers: list[Any], teachers: list[Any], sample: Any, room: int,
              least: int, most: int, multiple: int) -> dict[str, Any]:
-    """The fields of a BatchPlan that do not depend on the process. Errors: ValueError."""
+    """Returns the fields of a BatchPlan that do not depend on the process. Errors: ValueError."""
     if len(models) != 1 or sample is None:
         raise ValueError("mode=\"static\" wants one model, and sample= a tensor or tuple of tensors "
                          "of one row, [1, …]")
@@ -91,7 +91,7 @@ def estimate(models: list[Any], optimizers: list[Any], teachers: list[Any], samp
 
 
 def _forward_bytes(model: Any, sample: Any, rows: int, saved: bool = True) -> int:
-    """Bytes that a forward of so many rows saves for backward (or its outputs), inputs included."""
+    """Returns the bytes that a forward of `rows` rows saves for backward, inputs included. saved=False: the bytes of its outputs."""
     import torch
 
     inputs = tuple(torch.empty((rows, *one.shape[1:]), dtype=one.dtype, device="meta")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects within reach of a step's functions: modules, and random generators of the user's own.
+"""Modules and random generators that are reachable from a step's functions.
 
-Followed are closures, defaults, bound objects, partials, the globals that a function names, and the
-attributes and containers of these. Not followed: the code of torch and NumPy, containers of more than
-1,000 entries, and whatever comes after 10,000 objects. `others` is for what lies beyond.
+The search follows closures, defaults, bound objects, partials, the globals that a function names, and their
+attributes and containers. It does not enter the code of torch and NumPy or containers of more than 1,000
+entries, and ends after 10,000 objects. Objects out of its reach belong in `others`.
 
 Threads: the thread that trains.   Memory: a list of objects.
 """
@@ -24,7 +24,7 @@ _CLOSED = ("torch", "numpy", "plimsoll")
 
 
 def reached(roots: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """(modules, generators) that can be got at from `roots`; each once.
+    """Returns (modules, generators) that are reachable from `roots`, each once.
 
     A generator is a torch.Generator, a numpy.random.Generator or RandomState, or a random.Random.
     """
