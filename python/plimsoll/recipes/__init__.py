@@ -43,7 +43,7 @@ _KINDS = {bool: "switch", int: "integer", float: "real", str: "text"}
 
 @dataclasses.dataclass(kw_only=True)
 class RunOptions:
-    """The options of every run; a recipe's options derive from this class.
+    """The options of every run. A recipe's options derive from this class.
 
     The run passed to train() was made with these options, so that a recipe itself needs only `data`.
     """
@@ -60,7 +60,7 @@ class RunOptions:
     compute_threads: int = 0
 
     def devices(self) -> dict[str, str]:
-        """Returns the limits of the devices that the run trains on, by torch's names for them; {}: it trains on the processor."""
+        """Returns the memory limits of the devices that the run trains on, by torch's names; {}: it trains on the CPU."""
         return {}
 
 

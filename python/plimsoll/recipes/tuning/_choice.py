@@ -47,7 +47,7 @@ class Choice:
 
 
 def room_of(governor: Governor, options: TuningOptions) -> int:
-    """Returns the bytes that are left for tensors where the model will be."""
+    """Returns the bytes left for tensors on the device of the model."""
     device = options.device_name()
     return governor.tensor_room() if device == "cpu" else max(0, governor.devices[device].free_bytes)
 
@@ -133,7 +133,7 @@ class _Sizes:
                           loss=CHUNK * text.vocab_size * 6 + 3 * hidden)
 
     def needed(self, place: str, anew: bool) -> int:
-        """Returns the estimated bytes at a step's peak. place: of the weights; anew: whether activations are recomputed."""
+        """Returns the estimated bytes at a step's peak. place: "resident" or "streamed" weights; anew: activations are recomputed."""
         weights = self.weights if place == "resident" else self.weights - self.blocks + _SLOTS * self.largest_block
         activations = self.borders + 2 * self.block if anew else self.kept + self.block
         return int(_MORE * (weights + _STATES * self.trained + activations + self.loss))

@@ -115,7 +115,7 @@ class Tuned(torch.nn.Module):
         config, self._class = config_of(options.model), options.task().model_class()
         self.frozen: StreamedWeights | None = None
         self.device = torch.device(options.device_name())
-        """Where it is, and where forward() and scores() bring what they are given."""
+        """The model's device. forward() and scores() move their arguments there."""
         if choice.method == "full":
             self.model = self._class.from_pretrained(options.model, dtype=torch.float32)
             adopt(self.model)  # What was mapped from files is leased from now on.

@@ -48,7 +48,7 @@ def optimizer_of(tuned: Tuned, options: TuningOptions) -> Any:
 
 
 def evaluated(tuned: Tuned, data: Sequences, asked: Any = lambda: False) -> dict[str, Any] | None:
-    """Returns loss and token accuracy, NaN where no token is trained on; None if `asked` ended it. Leaves the model unchanged."""
+    """Returns loss and token accuracy, NaN without tokens to train on; None where asked() returned True. The model does not change."""
     loss, right, count = 0.0, 0, 0
     tuned.eval()
     try:
@@ -64,7 +64,7 @@ def evaluated(tuned: Tuned, data: Sequences, asked: Any = lambda: False) -> dict
 
 
 class Training:
-    """The training in one start of a run: a resumed run makes another."""
+    """The training between one start of a run and its end. A resumed run makes another."""
 
     def __init__(self, run: Run, options: TuningOptions) -> None:
         """Makes the model and optimizer. Errors: ValueError naming the option; BudgetExceeded; NotFoundError; CorruptError; OSError."""
