@@ -37,16 +37,16 @@ class _Sparse:
 
 
 class TrainingState:
-    """Modules (modes, attributes, parameters, buffers, gradients), optimizers, random states.
+    """The state of modules (modes, attributes, parameters, buffers, gradients), optimizers and random states, kept on disk.
 
-    Parameters that need no gradient are kept where they are no more than the others, as those of a moving average are;
-    of more (a frozen model's) one that was written in place is named.
+    Parameters without gradients are kept only if they are no more than the others (a moving average's). If they are more
+    (a frozen model's), put_back() names one that was written in place.
 
     modules:    torch.nn.Module each; a module that appears in another is kept once.
     optimizers: torch.optim.Optimizer each: states, and the values of the parameter groups.
     others:     anything with state_dict() and load_state_dict(): schedulers, GradScaler; and generators.
-    directory:  where the unlinked file is made.
-    function:   what the step runs: modules and generators that it can get at are kept too.
+    directory:  folder of the unlinked file.
+    function:   the step's function: modules and generators that are reachable from it are kept, too.
     Errors:     OSError when the disk is full; nothing has been changed.
     """
 

@@ -26,8 +26,8 @@ from ._transaction import Before, CallsMade, writes_at_the_end
 class Ladder:
     """The tries after refusals: the same again, then with modules recomputed, then in twice as many parts.
 
-    name, what: names of what is tried again and of what is cut, for the events.
-    cuttable:   whether more parts may be made, given whether there are rows for them; all ranks say the same.
+    name, what: names of the repeated work and of the cut batch, for the events.
+    cuttable:   (whether enough rows are left) -> whether more parts may be made; the same on all ranks.
     """
 
     def __init__(self, name: str, what: str, rows: int, cuttable: Callable[[bool], bool], *, parts: int = 1,
