@@ -28,11 +28,11 @@ __all__ = ["can_kd"]
 _EVALUATION_BYTES = 64 << 20
 _LINE_BYTES = 64 << 10  # No event is longer than 4 KiB.
 _POINTS = 500
-_NAME_CHARACTERS = 64  # Of a name in a legend.
+_NAME_CHARACTERS = 64  # Most characters of a name in a legend.
 # Okabe and Ito's palette, told apart by colour-blind readers too; then again with dashes.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", ":")
-_QUANTILES = {95: ":", 75: "--", 50: "-", 25: "--", 5: ":"}  # Of difficulty, in per cent, from above.
+_QUANTILES = {95: ":", 75: "--", 50: "-", 25: "--", 5: ":"}  # Line styles of difficulty's quantiles, in per cent, largest first.
 # Words stay words, names are no formulas, and the same run gives the same bytes.
 _SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "plimsoll", "text.parse_math": False}
 

@@ -68,7 +68,7 @@ def run_import(parser: argparse.ArgumentParser, make: Callable[..., dict[str, An
                if name not in (source, "out", "memory_limit", "json", "quiet")}
     try:
         governor = Governor(typed.memory_limit)
-    except ValueError as error:  # Of a size that cannot be read.
+    except ValueError as error:  # A size that cannot be parsed.
         print("plimsoll: error:", str(error).replace("memory_limit", "--memory-limit", 1), file=sys.stderr)
         return _USAGE
     except (OSError, MemoryError, RuntimeError) as error:
@@ -89,7 +89,7 @@ def run_import(parser: argparse.ArgumentParser, make: Callable[..., dict[str, An
         print(json.dumps(made))
         return 0
     status = _core.run_program([b"plimsoll", b"info", str(out).encode(errors="surrogateescape")])
-    for name, one in made.get("odd", {}).items():  # Of pairs, whose store says nothing of it.
+    for name, one in made.get("odd", {}).items():  # From import_pairs(): a feature store does not print it.
         print(f"  odd       {one['count']:,} {name} ({', '.join(one['first'])})")
     for name, (rows, _) in made.get("keys", {}).get("counted", {}).items():
         print(f"  not used  {name} in {rows:,} rows")

@@ -19,7 +19,7 @@ from ..core import _torch_gate
 from ..core._torch_settings import MKL_CBWR, torch_settings
 
 _COMPUTES = (["train"], ["resume"], ["eval"], ["plan"], ["export"])  # Commands that need torch.
-_SPINS = "1000"  # As cli/main.cpp, where the figures are.
+_SPINS = "1000"  # The value of cli/main.cpp, which has the measurements.
 
 
 def train(recipe: str, *, data: str | os.PathLike[str] = "", out: str | os.PathLike[str],

@@ -51,12 +51,12 @@ _MIB = 1 << 20
 
 
 _SETTINGS = ("cache_size_mb", "cache_l1_size_mb", "cache_l2_size_mb", "chunk_size", "compression")
-_LOADERS = ("batch_size", "num_workers")  # They stand in the same dict in the original, which reads them elsewhere.
+_LOADERS = ("batch_size", "num_workers")  # The original has them in the same dict, for its DataLoader.
 
 
 def _pairs(config: Any) -> dict[str, Any]:
     """Returns the settings in `config`: a mapping's items, or an object's public attributes, those of its class included."""
-    for read in ("_asdict", "model_dump"):  # Of a named tuple; of pydantic.
+    for read in ("_asdict", "model_dump"):  # Named tuples; pydantic models.
         if hasattr(config, read):
             return dict(getattr(config, read)())
     if isinstance(config, Mapping):

@@ -33,10 +33,10 @@ _OTHER = {"lr": ("vgae_lr", "gat_lr", "fusion_lr"), "kd_model_path": ("teacher_p
           "dqn_epsilon_decay": ("fusion_epsilon_decay",), "dqn_min_epsilon": ("fusion_epsilon_min",),
           "dqn_buffer_size": ("fusion_replay",), "dqn_batch_size": ("fusion_batch",),
           "dqn_target_update": ("fusion_target_update",)}
-# Of the teacher and of the student, or of the one that model_size names.
+# Keys of both the teacher and the student, or of the one in model_size.
 _SIZED = frozenset("""vgae_hidden_dims vgae_heads vgae_embedding_dim gat_hidden gat_layers gat_heads
     gat_embedding_dim gat_fc_layers""".split())
-_WIDTHS = {"teacher": "1024,512,96", "student": "80,40,16"}  # Whose last vgae_latent_dim replaces.
+_WIDTHS = {"teacher": "1024,512,96", "student": "80,40,16"}  # vgae_latent_dim replaces the last width.
 _SPECIAL = ("preset", "model_type", "scale", "model_size", "kd_type", "vgae_latent_dim", "optimize_batch_size")
 
 _BATCH_MOST = "4096"
@@ -187,7 +187,7 @@ def _convert(given: dict[str, _Given]) -> Converted:
         if choice is not None:
             put(ours, *choice)
     sizes = ["teacher", "student"] if size is None else [size.text]
-    for theirs in sorted(given, key=lambda key: key != "lr"):  # What is said of one model wins over lr.
+    for theirs in sorted(given, key=lambda key: key != "lr"):  # A model's own rate overrides lr.
         text, source = given[theirs]
         for ours in ([theirs] if theirs in _SAME else _OTHER.get(theirs, ())):
             put(ours, text, source)

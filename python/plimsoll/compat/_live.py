@@ -27,7 +27,7 @@ class LiveRows:
         self._ids = ids
 
     def overlay(self, ids: np.ndarray, out: np.ndarray, frozen: np.ndarray) -> None:
-        """Replaces rows in `out`, read from the table, by the Parameter's. Frozen rows keep the table's values."""
+        """Overwrites rows in `out`, read from the table, with the Parameter's values. Frozen rows keep the table's."""
         rows = self.rows[self._ids.positions(ids)]
         out[~frozen] = rows[~frozen]
 

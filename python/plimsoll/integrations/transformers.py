@@ -235,7 +235,7 @@ class RunMixin:
         alone = scaler is None and not self.run.group.others_may_fail
         return [OptimizersBefore([made.optimizer.optimizer], [], alone=alone), Before([], [], [], scaler)]
 
-    # What Trainer reads from a checkpoint of its own: of a run, all is restored where it is tracked.
+    # Trainer would restore these from its own checkpoint. In a run all is restored where it is tracked.
 
     def _load_from_checkpoint(self, *_: Any, **__: Any) -> None:
         pass
@@ -330,7 +330,7 @@ class _Boundary(transformers.TrainerCallback):
         trainer.run.track(**{name: part for name, part in parts.items() if part is not None})
         self._batches = trainer._data.batches
         self._window = args.gradient_accumulation_steps
-        self._updates = -(-self._batches // self._window)  # Of an epoch.
+        self._updates = -(-self._batches // self._window)  # Updates per epoch.
         trainer._run_state.put_back_losses()
         trainer._prepare_steps()
         trainer._loop.begin({**trainer._data.shape(), "accumulate": self._window}, batches=self._batches,

@@ -96,7 +96,7 @@ class Accumulation:
         self._window = _Window(batches=int(state.get("batches", 0)), weight=state.get("weight", 0.0),
                                first=state.get("first", 0.0))
         for parameter, gradient in zip(self._options.trained(), state.get("gradients", [])):
-            parameter.grad = None if gradient is None else gradient.to(parameter.device)  # It was read to the host.
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)  # A checkpoint is read into host memory.
 
     def set_aside(self, work: Work, rows: list[Rows] | None = None) -> Gradients:
         """Sets aside the gradients of parameters, `rows` and the batch's tensors. rows: default the waiting Rows."""
@@ -149,7 +149,7 @@ class Accumulation:
                                      options.models, sums)
         owned = [table.owned([rows for rows in one.dealt if rows.table is table],
                              lambda rows: 1.0 if sums else rows.weight / node.weight) for table in options.handed.tables]
-        if self._told:  # A window has batches of all workers together, the same for any number of ranks.
+        if self._told:  # A window holds the sums over all workers, the same for any number of ranks.
             one.gradients.join(*shares_of(window.weight, node.weight, sums))
             window.weight += node.weight
         if not one.whole:

@@ -40,8 +40,8 @@ class Admission:
             options = self._options
             refusal: Refusal | None = None
             with self._put_back_after(work):
-                # The last batch of a window, and again: then the optimizer's states are there, and gradients of those before it.
-                # Rows that wait already are left out: their gradients are set aside.
+                # The last batch of a window, twice: the second one finds the optimizer's states and earlier gradients.
+                # Waiting Rows are left out: their gradients are set aside.
                 for _ in range(2 if options.accumulate > 1 or not all(one.state for one in options.optimizers) else 1):
                     if refusal is None:
                         _, refusal = self._accumulation.attempt(work, self._retry.parts, self._retry.recomputes, rehearsing=True)
@@ -83,7 +83,7 @@ class Admission:
                 if refusal is None and peaks[name] > device.room_bytes:
                     raise device.refusal(f"{what} is not admitted", peaks[name])
             needed, room = extension.with_margin(peak), governor.tensor_room()
-            if self._options.handed.goes_on and peak <= room:  # What is held before anything is leased varies from life to life.
+            if self._options.handed.goes_on and peak <= room:  # Memory held before the first lease varies from start to start.
                 needed = min(needed, room)
             if refusal or needed > room:
                 why = refusal or f"it needs {format_bytes(needed)}, and {format_bytes(room)} is left"

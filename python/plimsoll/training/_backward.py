@@ -56,7 +56,7 @@ class Work:
 
     def __init__(self, batches: list[Batch], functions: tuple, how: Callable[..., float], absent: int = 0) -> None:
         self._batches, self.functions, self._how, self._absent = batches, functions, how, absent
-        self.batch = max(batches, key=lambda one: one.rows)  # Those of all workers are cut alike.
+        self.batch = max(batches, key=lambda one: one.rows)  # The largest: all workers' batches are cut into the same number of parts.
         self.rows = self.batch.rows
 
     def gradients(self, parts: int, tally: Tally) -> float:
@@ -109,7 +109,7 @@ class Backward:
             return work.gradients(parts, tally)
         if self._workers.told:
             return self._of_workers(self._workers, work, parts, tally, batch, looked_up)
-        with self._workers.seeded(0, batch):  # One, which may have batches before this one in its window.
+        with self._workers.seeded(0, batch):  # A single virtual worker, whose window may have earlier batches.
             value = work.gradients(parts, tally)
         for rows in looked_up:
             rows.take(self.share(tally.first, tally.weight), self.weight(work, tally.weight))
@@ -163,7 +163,7 @@ class Backward:
             weight = self._weigh(value, part, parts, tally)
             tally.gradients.watch_graph(value)
             if weight == 0:
-                continue  # Nothing in it counts; its mean is no number.
+                continue  # The part has no weight, so its mean is NaN.
             factor = tally.add(weight)
             self._backward(value if factor == 1 else value * factor)
             total += float(value.detach()) * (weight if mean else 1)
@@ -187,7 +187,7 @@ class Backward:
         with_graph(value)
         scaler = self._options.scaler
         (value if scaler is None else scaler.scale(value)).backward()
-        torch.clear_autocast_cache()  # What it holds is of a graph that is gone.
+        torch.clear_autocast_cache()  # Its casts belong to a graph that is gone.
 
     def _contrastive(self, batch: Batch, parts: int, tally: Tally, embed: Callable[..., Any], loss: Callable[..., Any]) -> float:
         import torch
@@ -236,7 +236,7 @@ def recomputed(modules: Iterable[Any]) -> Iterator[None]:
     finally:
         for module, own in patched:
             if own is None:
-                del module.forward  # The class's is seen again.
+                del module.forward  # The class's forward is used again.
             else:
                 module.forward = own
 

@@ -122,7 +122,7 @@ def _mapped(value: Any, change: Callable[[Any], Any], rows: int = -1) -> Any:
         if type(value) is dict or not isinstance(value, MutableMapping):
             return changed
         other: Any = copy.copy(value)
-        for name, held in getattr(other, "__dict__", {}).items():  # A mapping of the program's own shares what it holds.
+        for name, held in getattr(other, "__dict__", {}).items():  # copy.copy() shares the inner mappings of a class of the program's.
             if isinstance(held, MutableMapping):
                 other.__dict__[name] = copy.copy(held)
         for key, one in changed.items():
@@ -172,7 +172,7 @@ def weight_of(value: Any, part: Part) -> tuple[float, float | None]:
     Errors: Unweighted when the loss does not end in a mean.
     """
     node = value.grad_fn
-    while node is not None and node.name().startswith("ToCopyBackward"):  # Another dtype.
+    while node is not None and node.name().startswith("ToCopyBackward"):  # A conversion of the dtype.
         node = node.next_functions[0][0]
     name = node.name() if node is not None else "a leaf"
     if name.startswith("NllLoss") and node._saved_reduction == _MEAN:

@@ -89,7 +89,7 @@ def load_checkpoint(folder: str | os.PathLike[str], step: int | None = None, /, 
         raise ValueError(f"{_path(place, step)}: holds {_names(content['parts'])}, and load_checkpoint was "
                          f"given {_names(parts)}")
     for name, part in parts.items():
-        state = content["parts"].pop(name)  # So that one part at a time is there twice.
+        state = content["parts"].pop(name)  # So only one part at a time is in memory twice.
         part.load_state_dict(state) if hasattr(part, "load_state_dict") else part.set_state(state)
     RandomStates.from_plain(content["random"]).put_back()
     return step
@@ -134,7 +134,7 @@ def write(content: dict[str, Any], path: pathlib.Path, step: int) -> int:
             torch.save(content, file)
             return file.tell()
     except RuntimeError as error:
-        cause = error.__context__  # Torch's writer wraps what the file said.
+        cause = error.__context__  # torch's writer wraps the file's error.
         if isinstance(cause, OSError):
             raise OSError(cause.errno, f"the checkpoint of step {step} was not saved: "
                           f"{cause.strerror}", str(path.parent)) from None

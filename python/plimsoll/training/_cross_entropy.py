@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import torch
 
 _REDUCTIONS = ("mean", "sum")
-_BLOCK_BYTES = 4 << 20  # Of rows that are worked on at a time; a row may be larger.
-_SHAPES = 16  # Of products, at most: oneDNN keeps a megabyte for each that it made of bfloat16.
+_BLOCK_BYTES = 4 << 20  # Bytes of the rows in a block; a single row may be larger.
+_SHAPES = 16  # Most shapes of products: oneDNN keeps a megabyte for each shape in bfloat16.
 _only_one = False  # Within one_chunk().
 
 
@@ -189,7 +189,7 @@ def _chunks(places: Any, labels: Any, chunk: int) -> list[tuple[Any, Any, slice]
     import torch
 
     if _only_one:
-        some = torch.from_numpy(np.zeros(chunk, np.int64))  # No part of what is counted.
+        some = torch.from_numpy(np.zeros(chunk, np.int64))  # Not counted by the plan: NumPy's memory.
         return [(some, some, slice(0, chunk))]
     parts = (slice(begin, begin + chunk) for begin in range(0, len(labels), chunk))
     return [(places[part], labels[part], part) for part in parts]

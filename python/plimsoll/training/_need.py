@@ -19,7 +19,7 @@ from ._step_options import Options
 from ._transaction import Before, writes_at_the_end
 
 _MIB = 1 << 20
-_PARTS = (16, 12, 8, 6, 4, 3, 2)  # Of a batch, whose steps are traced.
+_PARTS = (16, 12, 8, 6, 4, 3, 2)  # Shares of the batch to trace: a sixteenth, a twelfth, ….
 
 
 class Need:
@@ -37,7 +37,7 @@ class Need:
         modules, generators = reached([*work.functions, *options.models])
         before, _ = unless_refused(lambda: Before(modules, generators, options.others, options.scaler))
         if before is None or Governor.current() is None or work.batch.why_whole or options.split or options.handed.tables:
-            return None  # Ranks that look rows up would have to make the same parts.
+            return None  # Ranks that look rows up would have to trace the same parts.
         traces = options.extension.StepTraces()
         last = 0
         for part in _PARTS:
@@ -58,7 +58,7 @@ class Need:
                 traces.add((rows, 0, 0), lambda _, graded=graded: unless_refused(graded)[1])
             except MemoryPressure:
                 raise
-            except Exception:  # Of a part: so few rows may not be what `f` is for.
+            except Exception:  # `f` may not accept so few rows.
                 break
             finally:
                 before.put_back()

@@ -29,8 +29,8 @@ from . import _plan_static
 from ._plan_state import TrainingState, in_memory
 
 _MIB = 1 << 20
-_PLANS_KEPT = 256  # Files of answers in the cache directory.
-_KEPT_ROOM = 1.05  # An answer for so much less memory than there is now is found anew.
+_PLANS_KEPT = 256  # Most files of plans in the cache directory.
+_KEPT_ROOM = 1.05  # A cached plan is replaced if there is so much more room now.
 
 
 @dataclasses.dataclass
@@ -252,7 +252,7 @@ def _measure(extension: Any, governor: Governor, step: Callable[[int], Any], sta
     sizes = (lambda rows: (rows, *extent(rows))) if extent else None
     collecting = gc.isenabled()
     gc.collect()
-    gc.disable()  # Between steps only: when a collection runs must not be part of a trace.
+    gc.disable()  # Collections run between steps only, so that no trace has one.
     try:
         attempt = attempted(step)
         # Optimizer states and kernels' caches exist from here on.

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-_STATES = {  # Tensors of a parameter's size that the optimizer keeps; others are taken for three.
+_STATES = {  # Number of states of a parameter's size, by optimizer; others count as three.
     "SGD": 0, "Adagrad": 1, "RMSprop": 1, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2,
     "Adadelta": 2, "SparseAdam": 2,
 }
 _STATES_UNKNOWN = 3
-_CAUTION = 1.25  # Kernels' scratch, alignment, what backward holds beside what forward saved.
+_CAUTION = 1.25  # For kernels' scratch, alignment, and backward's own tensors.
 
 
 def states_of(optimizer: Any) -> tuple[int, str]:
@@ -58,7 +58,7 @@ def estimate(models: list[Any], optimizers: list[Any], teachers: list[Any], samp
     teacher = sum(t.numel() * t.element_size() for one in teachers
                   for t in [*one.parameters(), *one.buffers()])
     low, high = _forward_bytes(model, sample, 8), _forward_bytes(model, sample, 16)
-    for one in teachers:  # Its activations are let go operator by operator, its outputs stay.
+    for one in teachers:  # Its activations are freed operator by operator; its outputs stay.
         try:
             low += _forward_bytes(one, sample, 8, saved=False)
             high += _forward_bytes(one, sample, 16, saved=False)
@@ -116,7 +116,7 @@ def _forward_bytes(model: Any, sample: Any, rows: int, saved: bool = True) -> in
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
             storages[storage._cdata] = storage.nbytes()
-            kept[storage._cdata] = tensor  # Alive, so that the number is not used again.
+            kept[storage._cdata] = tensor  # Kept alive, so that the key is not reused.
         return tensor
 
     def measure(_part: Any, _inputs: Any, output: Any) -> None:

@@ -33,7 +33,7 @@ def reached(roots: Iterable[Any]) -> tuple[list[Any], list[Any]]:
     modules, generators = [], []
     seen: set[int] = set()
     waiting = deque(roots)
-    keep = []  # So that no id is used twice.
+    keep = []  # Keeps the objects alive, so that no id is reused.
     while waiting and len(seen) < _OBJECTS_MAX:
         one = waiting.popleft()
         if isinstance(one, (*_PLAIN, torch.Tensor)) or id(one) in seen:
@@ -54,7 +54,7 @@ def reached(roots: Iterable[Any]) -> tuple[list[Any], list[Any]]:
 def is_generator(value: Any) -> bool:
     """Whether `value` is a random generator whose state can be read and set."""
     kind = type(value)
-    if kind in _NEVER:  # Nearly all attributes of modules, which every step looks at.
+    if kind in _NEVER:  # Fast path: nearly all attributes of modules.
         return False
     import torch
 
@@ -93,7 +93,7 @@ def _of_function(one: types.FunctionType) -> Iterator[Any]:
     names = set(_names(one.__code__))
     for name in names & one.__globals__.keys():
         value = one.__globals__[name]
-        if isinstance(value, types.ModuleType):  # helpers.loss(x): what is named of it.
+        if isinstance(value, types.ModuleType):  # helpers.loss(x): its named attributes are followed.
             if not _closed(value.__name__):
                 yield from (vars(value)[inner] for inner in names & vars(value).keys())
         else:

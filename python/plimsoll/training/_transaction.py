@@ -46,8 +46,8 @@ class ModuleNames:
         internal = _internal()
         parts = {id(part): part for module in modules for part in module.modules()}
         self._parts = []
-        self._written = []  # Attributes that are tensors and no buffers, and how often they were written.
-        self._frozen = []  # The same of parameters, and their data.
+        self._written = []  # Tensor attributes that are no buffers, and their numbers of writes.
+        self._frozen = []  # The same for parameters without gradients, with their data.
         elsewhere = set(map(id, kept))
         for part in parts.values():
             own = dict(vars(part))
@@ -130,7 +130,7 @@ class Before:
         self._values = [(tensor, tensor.clone()) for tensor in self._names.buffers()]
         self._others = [(one, copy.deepcopy(one.state_dict())) for one in others
                         if not is_generator(one)]
-        # Its state_dict() has nothing of what it knows between unscale_() and update().
+        # Its state_dict() lacks the state between unscale_() and update().
         self._scaler_has = vars(scaler) if scaler is not None else {}
         self._scaler_had = {name: (value, _copied(value)) for name, value in self._scaler_has.items()}
 
@@ -388,13 +388,13 @@ class CallsMade:
     """The calls on a batch that can still be undone."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], Any]] | None = []  # In reverse; None: that cannot be.
+        self._undo: list[Callable[[], Any]] | None = []  # Functions in the order to call them; None: the calls cannot be undone.
 
     def add(self, undo: list[Callable[[], Any]] | None, before: Before) -> None:
         """Adds a call. undo: functions that undo it; None: it cannot be undone."""
         if undo is None:
             self._undo = None
-        elif self._undo == []:  # Of several calls of a batch the first one's.
+        elif self._undo == []:  # The first call of a batch: its `before` undoes all of them.
             self._undo = [*undo, before.put_back]
 
     def keep(self) -> None:
@@ -415,7 +415,7 @@ class Together:
     def __init__(self, optimizers: list[Any], rows: list[Rows | Owned]) -> None:
         self._optimizers, self._rows = optimizers, rows
         self._changes: list[tuple[Any, np.ndarray, np.ndarray]] = []
-        self._brought: dict[int, np.ndarray] = {}  # Gradients of rows on devices, by what they are of.
+        self._brought: dict[int, np.ndarray] = {}  # Gradients of rows on devices, by id(rows).
         self.param_groups = [group for one in optimizers for group in one.param_groups]
 
     def unscale(self, scaler: Any) -> None:

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     import torch
 
 _PIECE = 4 << 20
-_IN_PLACE = 64 << 10  # Bytes: a smaller tensor is copied, rather than that pages around it stay empty.
-_CONVERTED = 32 << 10  # Bytes converted at a time: fewer numbers than torch would share among threads.
+_IN_PLACE = 64 << 10  # Bytes: a smaller tensor is copied, which wastes less than pages of its own.
+_CONVERTED = 32 << 10  # Bytes converted at a time: too few for torch to use several threads.
 READER_BYTES = _PIECE + _CONVERTED
-_PAGE = 4096  # What direct reads are multiples of.
-ALIGNED = 64  # Bytes: tensors begin there in memory, as torch's own do, and kernels compute the same.
-_NUMBER = 8  # Bytes of the widest one.
+_PAGE = 4096  # Bytes: direct reads are multiples of it.
+ALIGNED = 64  # Bytes: alignment of tensors in memory. It is torch's own, so kernels give the same bits.
+_NUMBER = 8  # Bytes of the widest number.
 _SETTLED_NS = 2_000_000_000  # Clocks of file systems tick in seconds at worst.
 _HEADER_MAX = 100_000_000
 _KINDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
@@ -160,7 +160,7 @@ def names_in(model: Any, names: Iterable[str]) -> dict[str, str]:
     own = {name.replace(".base_layer", "") for named in (inner.named_parameters, inner.named_buffers)
            for name, _ in named(remove_duplicate=False)}
     found = {}
-    for name in sorted(names):  # Some renamings wait for a name that comes first in this order.
+    for name in sorted(names):  # Some renamings depend on this order.
         renamed = name
         for one in renamings:
             renamed, _ = one.rename_source_key(renamed)
@@ -243,13 +243,13 @@ class WeightReader:
                 raise CorruptError(f"{place.path}: was cut off within {place.name}")
             piece = memory[at - first:at - first + size]
             take(piece, done)
-            if not known:  # While the processor's cache has it.
+            if not known:  # The piece is still in the processor's cache.
                 checksum = _core.crc32c(piece, checksum)
             done += size
         if not known:
             place.compare(checksum)
             place.checksum, place.seen = checksum, state
-            place.compare(checksum)  # With what has come to be expected meanwhile.
+            place.compare(checksum)  # expect() may have been called meanwhile.
 
     def _convert(self, piece: np.ndarray, place: Place, into: np.ndarray) -> int:
         """Converts a piece of numbers. Returns the bytes written."""
@@ -258,7 +258,7 @@ class WeightReader:
         kind, made = getattr(torch, place.wanted), 0
         for begin in range(0, len(piece), _CONVERTED):
             part = self._aligned[:min(_CONVERTED, len(piece) - begin)]
-            part[:] = piece[begin:begin + len(part)]  # It may begin anywhere in the file.
+            part[:] = piece[begin:begin + len(part)]  # The piece may begin at an unaligned address.
             numbers = torch.from_numpy(part).view(getattr(torch, place.dtype))
             size = numbers.numel() * kind.itemsize
             torch.from_numpy(into[made:made + size]).view(kind).copy_(numbers)
@@ -274,7 +274,7 @@ class WeightReader:
             except OSError as error:
                 if isinstance(error, FileNotFoundError):
                     raise
-                self._files[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # Such as on a tmpfs.
+                self._files[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # A tmpfs has no direct reads.
         return self._files[name]
 
     def close(self) -> None:

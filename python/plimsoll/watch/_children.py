@@ -40,7 +40,7 @@ _TICK_SECONDS = 0.25
 _OLD = 4  # Ticks after which what is alive counts as kept.
 _SITES_MOST = 8
 _PIECE_SECONDS = 0.002
-_WINDOWS_MOST = 8  # For which an answer is waited for.
+_WINDOWS_MOST = 8  # Most windows to wait for an answer.
 _QUESTIONS_MOST = 4  # In the life of a Watch.
 
 
@@ -85,7 +85,7 @@ class Board:
         for slot in range(_SLOTS):
             at = _FIRST + slot * _SLOT_BYTES
             length, = _LENGTH.unpack_from(self._map, at)
-            with contextlib.suppress(ValueError):  # It is being written.
+            with contextlib.suppress(ValueError):  # The answer is being written.
                 one = json.loads(self._map[at + _LENGTH.size:at + _LENGTH.size + length])
                 if one["number"] == self._number:
                     found[slot] = one
@@ -100,7 +100,7 @@ class Board:
     # ---- The worker's ----
 
     def _in_child(self) -> None:
-        os.close(self._rope)  # Of a parent that is gone the pipe tells.
+        os.close(self._rope)  # The pipe then shows when the parent is gone.
         self.attend()
 
     def attend(self) -> None:

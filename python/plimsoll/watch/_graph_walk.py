@@ -116,7 +116,7 @@ def _kept_by(node: Any) -> list[int]:
 
 def _add_address(tensor: Any, kept: list[int]) -> None:
     if hasattr(tensor, "untyped_storage"):
-        with contextlib.suppress(RuntimeError, NotImplementedError):  # It has no memory of its own.
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # A tensor without storage.
             if tensor.device.type == "cpu" and (address := int(tensor.untyped_storage().data_ptr())):
                 kept.append(address)
 

@@ -21,8 +21,8 @@ from .. import _core
 from ._graph_walk import comes_from, is_alive
 from ._samples import library_folders
 
-_OPTIMIZED = 1  # Of co_flags: locals are not a dict of their own.
-_HEAP_TYPE = 1 << 9  # Of a type's flags: a class that a program made, or an extension.
+_OPTIMIZED = 1  # A flag of co_flags: the locals are no dict.
+_HEAP_TYPE = 1 << 9  # A flag of types: a class of the program or of an extension.
 _PATH_MOST = 6
 _REPLACED_MOST = 32  # Tensors of a container that are looked through for one that was there before.
 _SEEN = (int, float, complex, str, bytes, bytearray, type(None), type, types.FunctionType, types.ModuleType, weakref.ref)

@@ -68,7 +68,7 @@ class LineTrace:
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
         if not self._of_program(frame):
-            return None  # What it does belongs to the line that called it.
+            return None  # Its growth belongs to the calling line.
         return self._line(frame, event, argument)
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:

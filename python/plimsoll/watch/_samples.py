@@ -19,7 +19,7 @@ def library_folders() -> list[str]:
     """Returns the folders whose frames are not the program's own: the standard library, installed packages, this one."""
     paths = sysconfig.get_paths()
     folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    with contextlib.suppress(AttributeError):  # Where there is no site module.
+    with contextlib.suppress(AttributeError):  # Some environments have no site module.
         folders |= {*site.getsitepackages(), site.getusersitepackages()}
     folders.add(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return sorted(os.path.join(one, "") for one in folders if one)

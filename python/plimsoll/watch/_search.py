@@ -45,7 +45,7 @@ class Search:
         self._core, self._window = core, window_steps
         self._allocations: _core.Allocations | None = None
         self._holders: _core.HolderSearch | None = None
-        self._graphs: GraphWalk | None = None  # Of _holders.
+        self._graphs: GraphWalk | None = None  # Belongs to _holders.
         self._unshown = ""  # The owner whose allocations are to be sampled from the next step on.
         self._over = False  # There is an answer; hooks are removed in the next step.
         self._trace: LineTrace | None = None
@@ -224,13 +224,13 @@ class Search:
             found, wanted = holders.found
             graphs.clear()
             name = name_of(holders, self._roots) if wanted and found >= FEW * wanted else ""
-            if found <= (1 - _GARBAGE) * wanted and self._garbage(step):  # What is reached from variables is none.
+            if found <= (1 - _GARBAGE) * wanted and self._garbage(step):  # Reachable memory is no garbage.
                 self._tell("", garbage=True)
             elif name:
                 self._tell(name)
             elif self._roots.tensor is not None and keeps_its_gradient(self._roots.tensor):
                 self._tell(_core.NOBODY_CREATE_GRAPH)
-            else:  # What was allocated shows in no object: then, which container grows.
+            else:  # No object shows the memory: look for a growing container.
                 self._stage, self._met_at = "wait", step
         if self._stage == "wait" and (asked or step >= self._met_at + self._window):
             self._stage = "weigh"

@@ -88,7 +88,7 @@ class Watch:
             with watch.phase("eval"):
                 evaluate(model)
         """
-        self._look(self._core.look_as_phase_begins)  # What came before belongs to what was before.
+        self._look(self._core.look_as_phase_begins)  # Growth so far belongs to the phase before.
         self._phases.append(name)
         try:
             yield

@@ -151,7 +151,7 @@ class Inbox:
             with TokenSet(out) as tokens:
                 rows = len(tokens)
                 self._training.loop(tokens)
-        except ValueError as error:  # Of another vocabulary, or with too few rows.
+        except ValueError as error:  # A set with another vocabulary, or with too few rows.
             if run.steps_made != began:
                 raise
             run.steps((), epochs=self._options.epochs)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...memory._memory import Governor
     from . import TuningOptions
 
-_MORE = 1.1  # Of what is counted: partly used pages, and temporaries of operators. Seen: 1.00 to 1.07 in test_chat.py's models.
+_MORE = 1.1  # Factor for partly used pages and operators' temporaries. Seen: 1.00 to 1.07 in test_chat.py's models.
 _STATES = 3 * 4  # Bytes of a trained number beside itself: gradient and two moments, float32.
 _SLOTS = 2  # stream_frozen()'s.
 
@@ -170,7 +170,7 @@ def _attention_as_on_cpu() -> Iterator[None]:
 
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
                   scale: float | None = None, enable_gqa: bool = False) -> Any:
-        if dropout_p:  # Of weights that it drops that kernel has none.
+        if dropout_p:  # The CPU kernel has no dropout.
             return before(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
