@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots of a run, from what it left in its folder, through matplotlib.
+"""Plots of a run from the files in its folder, by matplotlib.
 
     python -m plimsoll.plots RUN            # RUN/plots/roc.svg, …
 
@@ -28,24 +28,24 @@ __all__ = ["can_kd"]
 _EVALUATION_BYTES = 64 << 20
 _LINE_BYTES = 64 << 10  # No event is longer than 4 KiB.
 _POINTS = 500
-_NAME_CHARACTERS = 64  # Of a name in a legend.
+_NAME_CHARACTERS = 64  # Most characters of a name in a legend.
 # Okabe and Ito's palette, told apart by colour-blind readers too; then again with dashes.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", ":")
-_QUANTILES = {95: ":", 75: "--", 50: "-", 25: "--", 5: ":"}  # Of difficulty, in per cent, from above.
+_QUANTILES = {95: ":", 75: "--", 50: "-", 25: "--", 5: ":"}  # Line styles of difficulty's quantiles, in per cent, largest first.
 # Words stay words, names are no formulas, and the same run gives the same bytes.
 _SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "plimsoll", "text.parse_math": False}
 
 
 def can_kd(run: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """Draws a run of can-kd into RUN/plots as SVG and returns the files.
+    """Draws a run of can-kd into RUN/plots as SVG. Returns the files.
 
-        roc.svg, precision_recall.svg   of every model, on the test files
-        confusion_ROLE_MODEL.svg        the same graphs, at the model's threshold
-        difficulty_TASK.svg             of normal graphs by epoch, with the curriculum's threshold
+        roc.svg, precision_recall.svg   all models, on the test files
+        confusion_ROLE_MODEL.svg        the test graphs, at the model's threshold
+        difficulty_TASK.svg             normal graphs by epoch, with the curriculum's threshold
 
-    May be called at any time; a plot is replaced once it is whole. RUN/evaluation.json is what a run's
-    evaluation writes, RUN/events.jsonl has the epochs.
+    May be called at any time: a plot is replaced once the new one is whole. Evaluations are read from
+    RUN/evaluation.json, epochs from RUN/events.jsonl.
 
     Requires: matplotlib.
     Errors:   ImportError without it; NotFoundError (no run of can-kd there, nothing to draw yet);
@@ -83,7 +83,7 @@ def can_kd(run: str | os.PathLike[str]) -> list[pathlib.Path]:
 
 
 def _matplotlib() -> tuple[Any, Any]:
-    """The class Figure, which needs no display, and rc_context()."""
+    """Returns the class Figure, which needs no display, and rc_context()."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -101,7 +101,7 @@ def _is_can_kd(path: pathlib.Path) -> bool:
 
 
 def _evaluation(path: pathlib.Path) -> dict[str, Any]:
-    """{} before the first evaluation."""
+    """Returns the content of RUN/evaluation.json; {} before the first evaluation."""
     try:
         with path.open("rb") as file:
             raw = file.read(_EVALUATION_BYTES + 1)
@@ -123,7 +123,7 @@ def _models(evaluation: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _difficulties(path: pathlib.Path) -> dict[str, dict[int, dict[str, Any]]]:
-    """By task and epoch. An epoch that a resumed run did again has the same numbers."""
+    """Returns difficulties by task and epoch. An epoch that a resumed run repeats has the same numbers."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     with path.open("rb") as events:
         while line := events.readline(_LINE_BYTES):
@@ -183,7 +183,7 @@ def _draw_difficulty(axes: Axes, epochs: dict[int, dict[str, Any]]) -> None:
 
 
 def _legend(axes: Axes) -> None:
-    """Beside the axes, in a figure that has room for it."""
+    """Draws the legend beside the axes, and makes the figure large enough for it."""
     names = axes.get_legend_handles_labels()[1]
     figure: Any = axes.figure
     figure.set_size_inches(5.5 + 0.09 * max(map(len, names)), max(5.0, 0.6 + 0.22 * len(names)))
@@ -191,7 +191,7 @@ def _legend(axes: Axes) -> None:
 
 
 def _numbers(values: list[Any]) -> list[float]:
-    """null, which stands for what JSON cannot say, interrupts a line."""
+    """Returns the values as floats; null, JSON's form of NaN, interrupts a line."""
     return [float("nan") if value is None else float(value) for value in values]
 
 
@@ -212,7 +212,7 @@ def _save(figure: Any, path: pathlib.Path) -> pathlib.Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m plimsoll.plots", description="Draw a run of can-kd into RUN/plots, as SVG.",
         epilog="Example: python -m plimsoll.plots run/")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line: the program `plimsoll`, and its commands that are in Python."""
+"""The command line: the program `plimsoll`, and its commands written in Python."""

@@ -19,26 +19,26 @@ _FAILED, _USAGE = 1, 2
 
 
 def parser_of(name: str, description: str, example: str) -> argparse.ArgumentParser:
-    """A parser without options; add_rest() adds what comes last."""
+    """Makes a parser without options. The last options come from add_rest()."""
     return argparse.ArgumentParser(
         prog=f"plimsoll import {name}", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         description=description, epilog=f"Example:\n  {example}")
 
 
 def add_files(parser: argparse.ArgumentParser) -> None:
-    """FILES."""
+    """Adds the argument FILES."""
     parser.add_argument("FILES", nargs="+", help="Rows: JSON (lines, an array), CSV, TSV, Parquet, Arrow, a folder of datasets', "
                         "or an archive of WebDataset; plain, or packed by gzip, zstd, bzip2 or xz")
 
 
 def add_ignored(parser: argparse.ArgumentParser) -> None:
-    """--ignore-keys."""
+    """Adds the option --ignore-keys."""
     parser.add_argument("--ignore-keys", type=lambda text: text.split(","), action="extend", default=[], metavar="NAME,…",
                         help="Keys of rows to read as if they were not there: topic, or messages.topic of a message")
 
 
 def add_parts(parser: argparse.ArgumentParser) -> None:
-    """--part and --join."""
+    """Adds the options --part and --join."""
     add = parser.add_mutually_exclusive_group().add_argument
     add("--part", type=part_from, metavar="K/N",
         help="Part of the files to import, into OUT.part-K-of-N, for tasks that share the work; a file is not divided")
@@ -57,9 +57,9 @@ def add_rest(parser: argparse.ArgumentParser) -> None:
 
 def run_import(parser: argparse.ArgumentParser, make: Callable[..., dict[str, Any]], arguments: Sequence[str],
                source: str = "FILES") -> int:
-    """Imports, and prints what was made; returns the exit status. Wrong usage ends with status 2.
+    """Imports, and prints the result. Returns the exit status. Wrong usage ends the process with status 2.
 
-    source: name of the argument that make() is given first.
+    source: name of make()'s first argument.
     """
     typed = parser.parse_args(arguments)
     part = getattr(typed, "part", None)
@@ -68,7 +68,7 @@ def run_import(parser: argparse.ArgumentParser, make: Callable[..., dict[str, An
                if name not in (source, "out", "memory_limit", "json", "quiet")}
     try:
         governor = Governor(typed.memory_limit)
-    except ValueError as error:  # Of a size that cannot be read.
+    except ValueError as error:  # A size that cannot be parsed.
         print("plimsoll: error:", str(error).replace("memory_limit", "--memory-limit", 1), file=sys.stderr)
         return _USAGE
     except (OSError, MemoryError, RuntimeError) as error:
@@ -89,7 +89,7 @@ def run_import(parser: argparse.ArgumentParser, make: Callable[..., dict[str, An
         print(json.dumps(made))
         return 0
     status = _core.run_program([b"plimsoll", b"info", str(out).encode(errors="surrogateescape")])
-    for name, one in made.get("odd", {}).items():  # Of pairs, whose store says nothing of it.
+    for name, one in made.get("odd", {}).items():  # From import_pairs(): a feature store does not print it.
         print(f"  odd       {one['count']:,} {name} ({', '.join(one['first'])})")
     for name, (rows, _) in made.get("keys", {}).get("counted", {}).items():
         print(f"  not used  {name} in {rows:,} rows")

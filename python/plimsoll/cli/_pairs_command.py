@@ -14,7 +14,7 @@ from ._import_command import add_rest, parser_of, run_import
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Imports, and prints what was made; returns the exit status. Wrong usage ends with status 2."""
+    """Imports pairs, and prints the result. Returns the exit status. Wrong usage ends the process with status 2."""
     parser = _parser()
     parser.parse_args(arguments)
     try:

@@ -19,7 +19,7 @@ from ..core import _torch_gate
 from ..core._torch_settings import MKL_CBWR, torch_settings
 
 _COMPUTES = (["train"], ["resume"], ["eval"], ["plan"], ["export"])  # Commands that need torch.
-_SPINS = "1000"  # As cli/main.cpp, where the figures are.
+_SPINS = "1000"  # The value of cli/main.cpp, which has the measurements.
 
 
 def train(recipe: str, *, data: str | os.PathLike[str] = "", out: str | os.PathLike[str],
@@ -27,21 +27,21 @@ def train(recipe: str, *, data: str | os.PathLike[str] = "", out: str | os.PathL
           progress: bool = True, **options: Any) -> dict[str, Any]:
     """Trains a recipe ("cosir", "can-kd", "chat", or one of plimsoll.recipes) inside a memory limit.
 
-    What `plimsoll train` does.
+    The same as `plimsoll train`.
 
-    options: every key of the recipe (docs/recipes/): epochs=3, batch_size=512,
-             store_bytes="64MiB", student_vgae_hidden_dims=[80, 40, 16], …
-             They come on top of `config`: a file (.toml or .json), or a preset's name ("small").
-    Returns the summary that `plimsoll train --json` prints ({} on a rank that is not the first): for cosir status, step, epoch, loss,
-    rows_per_second, peak_resident_bytes, recall, state_sha256, … A run that ended before its last
-    step has status "stopped" and stop_cause "asked" or "memory" (the program's exit status 3);
-    stop_reason then names a limit to resume with.
+    options: keys of the recipe (docs/recipes/): epochs=3, batch_size=512, store_bytes="64MiB",
+             student_vgae_hidden_dims=[80, 40, 16], … They override those of `config`.
+    config:  a file (.toml or .json), or the name of a preset ("small").
+    Returns: the summary of `plimsoll train --json`: for cosir status, step, epoch, loss, rows_per_second,
+             peak_resident_bytes, recall, state_sha256, …; {} on all ranks but the first. A run that
+             ended before its last step has status "stopped" and stop_cause "asked" or "memory" (exit
+             status 3 of the program). Its stop_reason names a limit to resume with.
 
     Requires: no other Governor holds memory. For the same bits as the program, set
               MKL_CBWR=AVX2,STRICT before torch first multiplies.
-    Errors:   ValueError (option, data), BudgetExceeded before the first step naming the smallest
-              limit that would do, OSError. KeyboardInterrupt (Ctrl-C) arrives after a checkpoint:
-              plimsoll.resume(out) goes on.
+    Errors:   ValueError (option, data); BudgetExceeded before the first step, with the smallest
+              sufficient limit; OSError. KeyboardInterrupt (Ctrl-C) is raised after a checkpoint:
+              plimsoll.resume(out) continues the run.
     """
     given = {"data": data, "out": out, "memory_limit": memory_limit, **options}
     extension = _extension()
@@ -55,16 +55,15 @@ def plan(recipe: str, *, data: str | os.PathLike[str], memory_limit: int | str =
          config: str | os.PathLike[str] | None = None, device: str = "cpu",
          device_memory_limit: int | str = "", choices: bool = False, effective_batch: int = 0,
          **options: Any) -> dict[str, Any]:
-    """The largest batch that a run of "cosir", "can-kd" or "chat" can train with, and who holds what of it.
+    """Returns the largest batch that a run of "cosir", "can-kd" or "chat" can train with, and each holder's bytes.
 
-    What `plimsoll plan --json` prints: batch_size, label ("exact", "bounded"), peak_bytes, parts,
-    store_bytes, cache_bytes, queue_bytes, eval_peak_bytes, advice, … `train(batch_size="auto")` plans
-    the same way. plimsoll.plan_batch() plans a training loop of your own.
+    The same as `plimsoll plan --json` prints: batch_size, label ("exact", "bounded"), peak_bytes, parts,
+    store_bytes, cache_bytes, queue_bytes, eval_peak_bytes, advice, … `train(batch_size="auto")` makes the
+    same plan. plimsoll.plan_batch() plans a training loop of your own.
 
-    device, device_memory_limit: as plimsoll.plan_batch(); the answer then has `device` and
-    `pinned_bytes`.
-    choices: plan and time what moves memory, too. effective_batch: of can-kd, with choices: graphs of
-    an optimizer step; 0: none.
+    device, device_memory_limit: as plimsoll.plan_batch(). The result then has `device` and `pinned_bytes`.
+    choices: plans and times other memory settings, too.
+    effective_batch: number of graphs per optimizer step, for can-kd with choices; 0: not set.
 
     Errors: as train().
     """
@@ -78,11 +77,11 @@ def plan(recipe: str, *, data: str | os.PathLike[str], memory_limit: int | str =
 
 def resume(run: str | os.PathLike[str], *, progress: bool = True,
            accept_other_processor: bool = False, **options: Any) -> dict[str, Any]:
-    """Goes on with a run from its last checkpoint; returns the summary, as train() does.
+    """Resumes a run from its last checkpoint. Returns the summary, as train() does.
 
-    options: keys that do not decide the run's bits may change: memory_limit="2GiB", …
-    accept_other_processor: go on although the processor, or the kernels chosen for it, are not
-             those that the run began with; its bits will differ, and events.jsonl says so.
+    options: changes to keys that do not decide the run's bits: memory_limit="2GiB", …
+    accept_other_processor: resumes although the processor, or the kernels chosen for it, differ from
+             the run's first ones. The bits will then differ, and events.jsonl records it.
     Errors:  NotFoundError (no run there); ValueError for a key that would change the run's
              identity; CorruptError (a file whose checksum does not match); otherwise as train().
     """
@@ -94,7 +93,7 @@ def resume(run: str | os.PathLike[str], *, progress: bool = True,
 
 
 def evaluate(run: str | os.PathLike[str]) -> dict[str, Any]:
-    """Evaluates a run's newest checkpoint, changing nothing: {"step", "epoch", "recall", …} of cosir.
+    """Evaluates a run's newest checkpoint, and changes nothing. Returns {"step", "epoch", "recall", …} for cosir.
 
     Errors: NotFoundError (no run or no checkpoint there); ValueError (other data than the run was
             trained on); CorruptError (a file whose checksum does not match); otherwise as train().
@@ -105,10 +104,11 @@ def evaluate(run: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def export(run: str | os.PathLike[str], out: str | os.PathLike[str], *, merge: bool = False) -> dict[str, Any]:
-    """Writes the model of a run's newest checkpoint for other programs; what `plimsoll export --json` prints.
+    """Writes the model of a run's newest checkpoint for other programs. Returns what `plimsoll export --json` prints.
 
-    out:   folder to make. merge: adapters become part of the model's weights; else they are written alone.
-    Errors: as evaluate(); ValueError where `out` is there already, or the run's recipe has no export.
+    out:   folder to make.
+    merge: merges adapters into the model's weights; else they are written alone.
+    Errors: as evaluate(); ValueError where `out` exists, or the run's recipe has no export.
     """
     extension = _extension()
     with torch_settings():
@@ -116,7 +116,7 @@ def export(run: str | os.PathLike[str], out: str | os.PathLike[str], *, merge: b
 
 
 def info(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns what a Plimsoll directory or file holds, as `plimsoll info --json` prints it.
+    """Returns the contents of a Plimsoll folder or file, as `plimsoll info --json` prints them.
 
     `kind` is "run", "embedding_store", "tables", "feature_store", "graph_set", "token_set", "image_set", "checkpoint", "safetensors" or
     "npy".
@@ -127,14 +127,14 @@ def info(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _extension() -> Any:
-    """plimsoll._torch, with every recipe that there is."""
+    """Returns plimsoll._torch, with all recipes registered."""
     extension = _torch_gate.load()
     recipes.find()
     return extension
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The console script: the program `plimsoll`, in this process; returns its exit status."""
+    """Runs the program `plimsoll` in this process. Returns its exit status."""
     try:
         status = _run(["plimsoll", *(sys.argv[1:] if arguments is None else arguments)])
         sys.stdout.flush()
@@ -177,7 +177,7 @@ def _run(given: list[str]) -> int:
 
 
 def _pairs(options: dict[str, Any]) -> list[tuple[str, str]]:
-    """Options as the recipe reads them. Errors: ValueError for a value that has no text form."""
+    """Returns options as (key, text). Errors: ValueError for a value without a text form."""
     pairs = []
     for key, value in options.items():
         if isinstance(value, bool):

@@ -14,7 +14,7 @@ from ._import_command import add_files, add_ignored, add_parts, add_rest, parser
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Imports, and prints what was made; returns the exit status. Wrong usage ends with status 2."""
+    """Imports images, and prints the result. Returns the exit status. Wrong usage ends the process with status 2."""
     return run_import(_parser(), import_vision, arguments)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """plimsoll.compat: the classes of the system that Plimsoll replaces, on Plimsoll's stores; other systems' options.
 
-    TrainableEmbeddingManager   one trainable vector per sample
+    TrainableEmbeddingManager   one trainable row per sample
     FeatureManager              features by sample, in chunks
     EmbeddingInitializer        first rows from features, clusters or earlier rows
     EmbeddingScheduler          constraints and regularisers by epoch
@@ -9,10 +9,10 @@
     from_kd_gat, Converted      a configuration of KD-GAT as options of the recipe can-kd
     PipelineConfig              the same, as an object with KD-GAT's defaults
     compute_batch_size, log_memory_state
-                                KD-GAT's pipeline.memory: how large a batch may be, and what is used
-    MemoryMonitorCallback       of Lightning: memory after each epoch
+                                KD-GAT's pipeline.memory: the largest batch size, and the memory in use
+    MemoryMonitorCallback       for Lightning: logs memory after each epoch
     MemoryCleanupCallback, create_memory_logging_callback
-                                of Hugging Face: unused memory goes back every n steps; a log and a summary
+                                for Hugging Face: frees unused memory every n steps; a log and a summary
 
 The names and arguments are the original's; docs/compat.md says what each does now.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints what stood behind KD-GAT's `python -m pipeline.cli` as a file of options of can-kd.
+"""Converts the arguments of KD-GAT's `python -m pipeline.cli` to a file of options for can-kd, and prints it.
 
     python -m plimsoll.compat kd-gat [STAGE] [--config FILE.json] [--preset MODEL,SIZE] [--KEY VALUE]...
 
-Keys that mean nothing here are named on standard error. Exit status 2: a key or a value is wrong.
+Keys that can-kd does not use are named on standard error. Exit status 2: a key or a value is wrong.
 
 Example:
   python -m plimsoll.compat kd-gat --config config.json --lr 0.001 > can_kd.toml
@@ -17,7 +17,7 @@ from . import from_kd_gat
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status."""
+    """Converts the arguments and prints the options. Returns the exit status."""
     if arguments[:1] != ["kd-gat"] or {"--help", "-h"} & set(arguments):
         asked = {"--help", "-h"} & set(arguments)
         print(__doc__, end="", file=sys.stdout if asked else sys.stderr)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callbacks of the programs that Plimsoll replaces, made when they are first asked for.
+"""The callbacks of the programs that Plimsoll replaces. Each is made at its first use.
 
 Threads: the thread that trains.   Memory: none to speak of.
 """
@@ -14,7 +14,7 @@ NAMES = ("MemoryCleanupCallback", "MemoryMonitorCallback", "create_memory_loggin
 
 
 def make(name: str) -> Any:
-    """One of NAMES. Errors: ImportError where the library that it is for is not installed."""
+    """Makes the callback `name`, one of NAMES. Errors: ImportError where its library is not installed."""
     if name == "MemoryMonitorCallback":
         return _monitor()
     from ..integrations import transformers
@@ -26,7 +26,7 @@ def make(name: str) -> Any:
             super().__init__(cleanup_every_n_steps)
 
     def create_memory_logging_callback(log_every_n_steps: int = 10) -> transformers.WatchCallback:
-        """A WatchCallback that logs every ten steps and ends with a summary and the largest tensors."""
+        """Makes a WatchCallback that logs every ten steps and ends with a summary and the largest tensors."""
         return transformers.WatchCallback(log_every_n_steps=log_every_n_steps)
 
     return MemoryCleanupCallback if name == "MemoryCleanupCallback" else create_memory_logging_callback
@@ -36,11 +36,11 @@ def _monitor() -> Any:
     import lightning
 
     class MemoryMonitorCallback(lightning.pytorch.Callback):
-        """Logs memory after each training epoch and each validation: a line, and metrics of the Trainer's logger
-        (memory/held_mb, memory/limit_mb, memory/used_percent; memory/peak_mb beside what was predicted).
+        """A callback that logs memory after each training epoch and each validation: a line, and metrics of the Trainer's logger
+        (memory/held_mb, memory/limit_mb, memory/used_percent; memory/peak_mb beside the predicted peak).
 
         log_every_n_epochs: epochs from one line to the next.
-        predicted_peak_mb:  of compute_batch_size(): warned of when it is passed. 0: none.
+        predicted_peak_mb:  the prediction of compute_batch_size(); a higher peak is warned of. 0: none.
         """
 
         def __init__(self, log_every_n_epochs: int = 1, predicted_peak_mb: float = 0.0) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Constraints and regularisers on rows, and the EmbeddingScheduler that applies them by epoch.
 
-Each is one function of float [n, dim], in NumPy or torch; u are the rows at length 1 (a row of
-zeros stays zero), sums run over pairs of different rows:
+Each is a function of float [n, dim], in NumPy or torch. u are the rows scaled to length 1 (a row of
+zeros stays zero); sums run over pairs of different rows:
 
     similarity   1 − mean uᵢ·uⱼ       least when all rows point one way
     diversity    mean (uᵢ·uⱼ)²        least when they are at right angles
@@ -33,7 +33,7 @@ _TINY = 1e-30
 
 
 def _unit(rows: Any) -> tuple[Any, Any]:
-    """(rows at length 1, lengths [n, 1]); works for arrays and tensors."""
+    """Returns (rows scaled to length 1, lengths [n, 1]) of an array or tensor."""
     lengths = ((rows * rows).sum(1) + _TINY) ** 0.5
     return rows / lengths[:, None], lengths[:, None]
 
@@ -43,8 +43,7 @@ def _pairs(rows: Any) -> int:
 
 
 def constraint_loss(kind: str, rows: Any) -> Any:
-    """The value of one constraint or regulariser: a float, or for a torch tensor a scalar tensor
-    that can be differentiated.
+    """Computes the value of one constraint or regulariser: a float for an array, a differentiable scalar tensor for a tensor.
 
     Shape:  rows is float [n, dim].
     Errors: ValueError for another kind.
@@ -69,7 +68,7 @@ def constraint_loss(kind: str, rows: Any) -> Any:
 
 
 def constraint_gradient(kind: str, rows: np.ndarray) -> np.ndarray:
-    """Derivative of constraint_loss() by the rows. Shape: float64 [n, dim], in and out."""
+    """Computes the derivative of constraint_loss() by the rows. Shape: float64 [n, dim], in and out."""
     count = max(len(rows), 1)
     if kind == "l1":
         return np.sign(rows) / count
@@ -100,7 +99,7 @@ class _Term:
 
 
 class EmbeddingScheduler:
-    """Which constraints and regularisers hold in which epoch, and their effect on rows.
+    """A schedule of constraints and regularisers on rows: each holds in a range of epochs.
 
         scheduler = EmbeddingScheduler(manager)
         scheduler.add_constraint("diversity", weight=0.1, start_epoch=5)
@@ -111,7 +110,7 @@ class EmbeddingScheduler:
     """
 
     def __init__(self, manager: TrainableEmbeddingManager) -> None:
-        """For the rows of `manager`; without any term until one is added."""
+        """Makes a schedule for the rows of `manager`. It has no terms yet."""
         self._manager = manager
         self._terms: list[_Term] = []
         self.epoch = 0
@@ -141,22 +140,22 @@ class EmbeddingScheduler:
         self._terms.append(_Term(kind, float(weight), start, math.inf if end is None else end))
 
     def set_epoch(self, epoch: int) -> None:
-        """Says which epoch it is."""
+        """Sets the current epoch."""
         self.epoch = epoch
 
     def active(self) -> list[tuple[str, float]]:
-        """(kind, weight) of what holds in this epoch, in the order added."""
+        """Returns (kind, weight) of each term that holds in this epoch, in the order added."""
         return [(one.kind, one.weight) for one in self._terms if one.active(self.epoch)]
 
     def loss(self, rows: Any) -> Any:
-        """The weighted sum of what holds: a float, or for a torch tensor a scalar tensor.
+        """Returns the weighted sum of this epoch's terms: a float for an array, a scalar tensor for a tensor.
 
         Shape: rows is float [n, dim].
         """
         return sum((weight * constraint_loss(kind, rows) for kind, weight in self.active()), 0.0)
 
     def apply(self, sample_ids: Any, learning_rate: float) -> float:
-        """One gradient step on these rows; returns the loss before it. Frozen rows stay.
+        """Makes one gradient step on the rows of `sample_ids`. Returns the loss before it. Frozen rows do not change.
 
         Errors: KeyError for an unknown id.
         """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Templates and checkpoints: every row of a table in a folder, with a fingerprint.
 
-    copy.json      ids, dim, strategy, seed, factor; which rows file; its checksum. Replaced last.
+    copy.json      ids, dim, strategy, seed, factor; <n>; the checksums. Replaced last.
     rows-<n>.npy   float32 [rows, dim]
-    ids-<n>.npy    int64 [rows]: whose row each is
+    ids-<n>.npy    int64 [rows]: the rows' ids
 
 Threads: the manager's lock.   Memory: one piece of rows.
 """
@@ -25,7 +25,7 @@ _PIECE = 4096
 
 
 class _Stream:
-    """A .npy written piece by piece."""
+    """A .npy file that is written piece by piece."""
 
     def __init__(self, path: pathlib.Path, dtype: str, shape: tuple[int, ...]) -> None:
         self._file = open(path, "wb")
@@ -46,7 +46,7 @@ class _Stream:
 
 def write_copy(folder: pathlib.Path, record: dict[str, Any], rows: int, dim: int,
                pieces: Iterator[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Writes (ids, rows) pieces; the copy that was there stays valid until all is durable.
+    """Writes (ids, rows) pieces to `folder`. The copy already there stays valid until the new one is durable.
 
     Errors: OSError.
     """
@@ -70,7 +70,7 @@ def write_copy(folder: pathlib.Path, record: dict[str, Any], rows: int, dim: int
 
 
 def read_record(folder: pathlib.Path) -> dict[str, Any]:
-    """copy.json. Errors: NotFoundError; CorruptError."""
+    """Returns the contents of copy.json. Errors: NotFoundError; CorruptError."""
     record = read_json(folder / "copy.json")
     if record is None:
         raise NotFoundError(f"{folder}: there is no template or checkpoint here")
@@ -79,7 +79,7 @@ def read_record(folder: pathlib.Path) -> dict[str, Any]:
 
 def compare_record(folder: pathlib.Path, there: dict[str, Any], wanted: dict[str, Any],
                    names: tuple[str, ...]) -> None:
-    """Errors: ValueError naming what differs."""
+    """Compares the record `there` with `wanted`. Errors: ValueError naming the first difference."""
     for name in names:
         if there.get(name) != wanted[name]:
             shown = "other samples" if name == "ids" else repr(there.get(name))
@@ -91,7 +91,7 @@ def compare_record(folder: pathlib.Path, there: dict[str, Any], wanted: dict[str
 
 def read_copy(folder: pathlib.Path,
               record: dict[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Checks every checksum, then yields (ids, rows) pieces. Errors: CorruptError; OSError."""
+    """Checks all checksums, then yields (ids, rows) pieces. Errors: CorruptError; OSError."""
     arrays = {}
     for name in ("ids", "rows"):
         path = folder / f"{name}-{record['number']}.npy"

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """TrainableEmbeddingManager: the original's class over a table that keeps its promises.
 
-Same constructor, methods and statistics as the class it replaces; both storage modes offer all of
-it. What each call does now, and where it differs on purpose: docs/compat.md.
+It has the constructor, methods and statistics of the class it replaces, in both storage modes.
+docs/compat.md describes every call, and the intended differences.
 
-Reading order: this file, _rows.py, _table.py (the store), _ids.py (whose rows), _initial.py,
-_live.py, _copies.py.
+Reading order: this file, _rows.py, _table.py (the store), _ids.py, _initial.py, _live.py, _copies.py.
 
 Threads: calls from several threads queue up. A forked child may not use its parent's manager.
-Memory:  disk mode: one slab of at most L1 + L2. Memory mode: a slab that holds the whole table.
-         Beside it one byte a chunk, what get_… returns, and with frozen rows 8 bytes for each.
+Memory:  disk mode: one slab of at most L1 + L2. Memory mode: a slab with the whole table. Both modes
+         take one byte per chunk, the results of get_…, and 8 bytes per frozen row.
 """
 from __future__ import annotations
 
@@ -46,10 +45,10 @@ def _end(table: Table, temporary: str | None) -> None:
 
 
 class CacheView:
-    """`manager.cache`: the original's MultiTierCache as a view of the slab."""
+    """The original's MultiTierCache as a view of the slab, for `manager.cache`."""
 
     def __init__(self, manager: TrainableEmbeddingManager) -> None:
-        """For TrainableEmbeddingManager."""
+        """Makes the view of `manager`'s slab."""
         self._manager = weakref.ref(manager)
 
     def _owner(self) -> TrainableEmbeddingManager:
@@ -59,28 +58,27 @@ class CacheView:
         return owner
 
     def get_cache_info(self) -> dict[str, Any]:
-        """Items and MB of L1 and L2, `stats` {hits, misses, evictions} and `hit_rate`."""
+        """Returns items and MB of L1 and L2, `stats` {hits, misses, evictions} and `hit_rate`."""
         return self._owner()._cache_info()
 
     def clear_cache(self) -> None:
-        """Does the same as clear_chunk_cache(). No update is lost."""
+        """Empties the cache as clear_chunk_cache() does. No update is lost."""
         self._owner().clear_chunk_cache()
 
     def adaptive_eviction(self) -> bool:
-        """Under memory pressure gives back 30 % of the slab; returns whether it did."""
+        """Frees 30 % of the slab under memory pressure. Returns whether it did."""
         return self._owner()._adaptive_eviction()
 
 
 class TrainableEmbeddingManager(ManagedRows):
-    """One trainable vector per sample id, kept in a table on disk or in memory.
+    """A table of one trainable row per sample id, on disk or in memory.
 
         manager = TrainableEmbeddingManager(ids, 64, storage_mode="disk", embeddings_dir="run/e")
         rows = manager.get_embeddings(batch_ids)          # float32 [n, 64], in request order
         manager.update_embeddings(batch_ids, new_rows)
         manager.force_sync_all_chunks()                   # durable once this returns
 
-    Rows come back as torch tensors once the program has imported torch, else as NumPy arrays; they
-    are copies either way.
+    Rows are returned as copies: torch tensors once the program has imported torch, else NumPy arrays.
     """
 
     def __init__(self, sample_ids: Any, embedding_dim: int, device: Any = "cpu",
@@ -92,30 +90,30 @@ class TrainableEmbeddingManager(ManagedRows):
                  sync_batch_size: int = 10, *, governor: Governor | None = None, seed: int = 0,
                  factor: float = 1.0, batch_size: int | None = None,
                  verbose: bool = False) -> None:
-        """Opens the table in embeddings_dir, or makes it; imports the original's chunk files there.
+        """Opens or makes the table in embeddings_dir. The original's chunk files there are imported.
 
         sample_ids:      distinct 64-bit integers, or distinct strings; any order.
-        device:          where returned tensors go.
+        device:          the device of returned tensors.
         initialization_strategy: zeros; normal (0.01); uniform (±0.01); xavier, kaiming (a row is
                          one output of a layer with embedding_dim inputs); imgtxt, txt, img: a seeded
                          projection of the features, × factor; imgtxt_pca, txt_pca, img_pca: their
                          principal components, scaled to deviation 1, × factor; imgtxt_clusters_K, …:
                          the projection of the nearest of K centres (k-means among 8,192 samples).
-        storage_mode:    "disk": at most L1 + L2 of it in memory; "memory": all of it. Both sync to
-                         embeddings_dir.
+        storage_mode:    "disk": at most L1 + L2 of the table are in memory; "memory": the whole
+                         table. Both sync to embeddings_dir.
         embeddings_dir:  None: a temporary folder, removed with the manager.
-        chunk_size:      samples that are read, saved and counted together. None: 4 × batch_size
-                         when that is given, else 1000; at most all samples.
-        feature_manager: source of features; its chunks are used when they hold the same samples.
+        chunk_size:      number of samples that are read, saved and counted together. None: 4 ×
+                         batch_size, or 1000 without batch_size; at most all samples.
+        feature_manager: source of features. If it has the same samples, its chunks are used.
         auto_sync:       commits after every sync_batch_size updates and when the manager is closed.
         cache_l1_size_mb, cache_l2_size_mb: their sum bounds the slab, in MiB.
-        enable_l3_cache: kept for old callers. Cold rows are in the table on disk either way;
-                         without it the original dropped them.
-        governor:        pays for the slab; None: the process's, or a new one.
-        seed:            of the strategy; rows depend on (seed, id) alone, never on order.
+        enable_l3_cache: has no effect: cold rows are always in the table on disk. The original
+                         dropped them without it.
+        governor:        leases the slab; None: the process's governor, or a new one.
+        seed:            seed of the strategy. A first row depends on (seed, id) alone, not on order.
         verbose:         prints the start-up block.
 
-        Errors: ValueError (an argument; a table of other samples, dim, strategy or seed there);
+        Errors: ValueError (an argument; the table there has other samples, dim, strategy or seed);
                 BudgetExceeded (the slab is refused, or too small to work); CorruptError; OSError.
         """
         _check_arguments(embedding_dim, initialization_strategy, storage_mode, chunk_size,
@@ -165,13 +163,13 @@ class TrainableEmbeddingManager(ManagedRows):
     @classmethod
     def from_preset(cls, name: str, sample_ids: Any, embedding_dim: int,
                     **changes: Any) -> TrainableEmbeddingManager:
-        """Opens with a preset's settings (PRESETS) and `changes`. Errors: as the constructor."""
+        """Opens a manager with the settings of a preset (PRESETS) and `changes`. Errors: as the constructor."""
         return cls(sample_ids, embedding_dim, **_reports.preset(name, **changes))
 
     # ---- Reading ----------------------------------------------------------------------------
 
     def get_embeddings(self, sample_ids: Any) -> Any:
-        """Copies rows out, in request order; duplicates allowed.
+        """Returns copies of the rows of `sample_ids`, in request order. Duplicates are allowed.
 
         Shape:  float32 [n, embedding_dim].
         Errors: KeyError naming the first unknown id; BudgetExceeded; CorruptError; OSError.
@@ -186,7 +184,7 @@ class TrainableEmbeddingManager(ManagedRows):
             return self._out(self._gather(ids))
 
     def get_embedding_by_index(self, idx: int) -> Any:
-        """The row at position `idx` of sample_ids. Shape: float32 [dim]. Errors: IndexError."""
+        """Returns the row at position `idx` of sample_ids. Shape: float32 [dim]. Errors: IndexError."""
         if not -self.rows <= idx < self.rows:
             raise IndexError(f"idx: {idx}, but there are {self.rows} samples")
         idx %= self.rows
@@ -194,7 +192,7 @@ class TrainableEmbeddingManager(ManagedRows):
             return self._out(self._gather(self._ids.slice(idx, idx + 1)))[0]
 
     def get_all_embeddings(self) -> tuple[list[Any], Any]:
-        """(sample_ids, every row in that order). Errors: BudgetExceeded when they do not fit."""
+        """Returns (sample_ids, all rows in that order). Errors: BudgetExceeded when the rows do not fit."""
         with self._here():
             buffer = self._buffer(self.rows)
             for begin, _, rows in self._pieces():
@@ -203,12 +201,12 @@ class TrainableEmbeddingManager(ManagedRows):
 
     @property
     def sample_ids(self) -> list[Any]:
-        """The ids in the order given."""
+        """The sample ids, in the order given."""
         return self._ids.given(range(self.rows))
 
     @property
     def template_dir(self) -> pathlib.Path:
-        """Where templates are: embeddings_dir/../../template_embeddings."""
+        """The folder of templates: embeddings_dir/../../template_embeddings."""
         return self.embeddings_dir.absolute().parent.parent / "template_embeddings"
 
     def __len__(self) -> int:
@@ -217,12 +215,12 @@ class TrainableEmbeddingManager(ManagedRows):
     # ---- Writing ----------------------------------------------------------------------------
 
     def update_embeddings(self, sample_ids: Any, embeddings: Any) -> None:
-        """Sets rows; they are copied. The last of a duplicate id wins; frozen rows stay.
+        """Sets the rows of `sample_ids` to copies of `embeddings`. Frozen rows do not change.
 
-        Every sync_batch_size-th call commits, with auto_sync.
+        For a duplicate id the last row counts. With auto_sync every sync_batch_size-th call commits.
 
         Shape:  float [n, embedding_dim], on any device.
-        Errors: KeyError naming the first unknown id, and then no row has changed; ValueError;
+        Errors: KeyError naming the first unknown id, before any row is changed; ValueError;
                 CorruptError; OSError.
         """
         if type(sample_ids) is list and self._update_listed(sample_ids, embeddings):
@@ -235,13 +233,13 @@ class TrainableEmbeddingManager(ManagedRows):
     # ---- Chunks -----------------------------------------------------------------------------
 
     def get_embeddings_by_chunk(self, chunk_id: int) -> tuple[list[Any], Any]:
-        """(sample ids, rows) of one chunk. Shape: float32 [n, dim]. Errors: IndexError."""
+        """Returns (sample ids, rows) of one chunk. Shape: float32 [n, dim]. Errors: IndexError."""
         with self._here():
             ids = self._chunk_ids(chunk_id)
             return self._given(ids), self._out(self._gather(ids))
 
     def update_embeddings_by_chunk(self, chunk_id: int, sample_ids: Any, embeddings: Any) -> None:
-        """update_embeddings() for rows of one chunk; the chunk's other rows stay as they are.
+        """Sets rows of one chunk, as update_embeddings() does. The chunk's other rows do not change.
 
         Errors: as update_embeddings(); ValueError for an id that is not in the chunk.
         """
@@ -256,12 +254,12 @@ class TrainableEmbeddingManager(ManagedRows):
             self._update(ids, rows)
 
     def get_chunk_embeddings(self, chunk_id: int) -> dict[Any, Any]:
-        """{sample id: float32 [dim]} of one chunk. Errors: IndexError."""
+        """Returns one chunk as {sample id: float32 [dim]}. Errors: IndexError."""
         ids, rows = self.get_embeddings_by_chunk(chunk_id)
         return dict(zip(ids, rows, strict=True))
 
     def update_chunk_embeddings(self, chunk_id: int, embeddings: Any) -> None:
-        """Sets rows of one chunk: {sample id: row}, or the whole chunk's rows in its order.
+        """Sets rows of one chunk. embeddings: {sample id: row}, or all rows of the chunk in its order.
 
         Errors: as update_embeddings_by_chunk().
         """
@@ -278,26 +276,26 @@ class TrainableEmbeddingManager(ManagedRows):
     # ---- Syncing and memory -----------------------------------------------------------------
 
     def sync_dirty_chunks_to_disk(self) -> None:
-        """Makes every update so far durable: one commit, none when nothing changed.
+        """Commits all updates so far. Does nothing when nothing changed.
 
-        Errors: OSError; then this manager only repeats it, and the last sync is on disk.
+        Errors: OSError. Every later call then raises it again; the last sync stays on disk.
         """
         with self._here():
             self._sync()
 
     def force_sync_all_chunks(self) -> None:
-        """Does the same as sync_dirty_chunks_to_disk(), with auto_sync on or off."""
+        """Commits all updates so far, with auto_sync on or off. The same as sync_dirty_chunks_to_disk()."""
         self.sync_dirty_chunks_to_disk()
 
     def enable_auto_sync(self, enabled: bool = True) -> None:
-        """Whether updates commit by themselves. Off, memory stays as it is: rows are in the table,
-        and cold ones on disk, but not durable before force_sync_all_chunks()."""
+        """Sets whether updates commit by themselves. Without it rows are durable only after
+        force_sync_all_chunks(); memory use is the same."""
         with self._here():
             self.auto_sync = bool(enabled)
             self._table.commit_at_exit = self.auto_sync and self._temporary is None
 
     def clear_chunk_cache(self) -> None:
-        """Syncs, then empties the slab; a slab made smaller under pressure is whole again."""
+        """Syncs, then empties the slab. A slab that was shrunk under pressure has its full size again."""
         with self._here():
             self._sync()
             self._table.reopen(self._slab_wanted())
@@ -315,14 +313,14 @@ class TrainableEmbeddingManager(ManagedRows):
             return True
 
     def optimize_cache_settings(self, batch_size: int) -> None:
-        """Sets sync_batch_size to max(5, min(batch_size // 4, 20)); under memory pressure gives
-        back 30 % of the slab (get_cache_performance() then counts against a smaller one)."""
+        """Sets sync_batch_size to max(5, min(batch_size // 4, 20)). Under memory pressure it also frees
+        30 % of the slab; the percentages of get_cache_performance() are then of the smaller slab."""
         with self._here():
             self.sync_batch_size = max(5, min(batch_size // 4, 20))
             self._adaptive_eviction()
 
     def close(self) -> None:
-        """Syncs with auto_sync on, and returns the slab. A second close does nothing."""
+        """Returns the slab, after a sync with auto_sync on. A second close does nothing."""
         with self._lock:
             if not self._finalizer.alive:
                 return
@@ -352,20 +350,20 @@ class TrainableEmbeddingManager(ManagedRows):
 
     @property
     def whole_table_bytes(self) -> int:
-        """About what a slab that holds every row would take."""
+        """The approximate bytes of a slab with all rows."""
         return self._table.whole_bytes()
 
     @property
     def pending_updates_count(self) -> int:
-        """Update calls since the last sync."""
+        """Number of update calls since the last sync."""
         return self._table.unsynced
 
     def get_cache_performance(self) -> dict[str, Any]:
-        """cache_hit_rate, total_requests, disk_load_ratio, sync_operations, l1_usage_percent,
+        """Returns cache_hit_rate, total_requests, disk_load_ratio, sync_operations, l1_usage_percent,
         l2_usage_percent.
 
-        Units: requests are rows; a hit is a row that was in memory when asked for; the load ratio
-               is pages read from disk per row asked for; L1 fills before L2.
+        Units: a request is a row; a hit is a requested row that was in memory; disk_load_ratio is
+               pages read from disk per requested row. L1 fills before L2.
         """
         with self._here():
             stats, info = self._table.stats(), self._cache_info()
@@ -392,7 +390,7 @@ class TrainableEmbeddingManager(ManagedRows):
                 "hit_rate": hits / requests if requests else 1.0}
 
     def get_disk_usage_info(self) -> dict[str, Any]:
-        """embeddings_dir, total_size_mb, num_chunks, chunk_details {id: {file, size_mb,
+        """Returns embeddings_dir, total_size_mb, num_chunks, chunk_details {id: {file, size_mb,
         sample_count}}, storage_mode, auto_sync, sync_batch_size, cache_info, performance_stats
         {cache_hits, cache_misses, disk_loads, sync_operations}, dirty_chunks_count,
         pending_updates_count.
@@ -423,7 +421,7 @@ class TrainableEmbeddingManager(ManagedRows):
                 "pending_updates_count": self._table.unsynced}
 
     def print_startup(self) -> None:
-        """Prints what the manager was opened with."""
+        """Prints the manager's settings."""
         print(_reports.startup_block(self))
 
     def print_performance(self, epoch: int, every: int = 5) -> None:
@@ -432,15 +430,15 @@ class TrainableEmbeddingManager(ManagedRows):
             print(_reports.performance_block(self, epoch))
 
     def advice(self) -> list[str]:
-        """Returns sentences on which settings to change. Empty when no change is known to help."""
+        """Returns sentences on which settings to change. Empty where no change is known to help."""
         return _reports.advice(self)
 
     # ---- Copies -----------------------------------------------------------------------------
 
     def save_embeddings_to_new_folder(self, directory: str | os.PathLike[str]) -> str:
-        """Syncs, then writes embeddings_chunk_<k>.pt for every chunk; returns the folder.
+        """Syncs, then writes embeddings_chunk_<k>.pt for every chunk to `directory`. Returns the folder.
 
-        The manager stays where it is. What the folder holds is what get_embeddings() returns.
+        The files hold the rows that get_embeddings() returns. The manager keeps its embeddings_dir.
 
         Errors: ImportError without torch; OSError.
         """
@@ -460,7 +458,7 @@ class TrainableEmbeddingManager(ManagedRows):
         return str(folder)
 
     def save_final_embeddings(self, directory: str | os.PathLike[str]) -> str:
-        """Does the same as save_embeddings_to_new_folder()."""
+        """Writes chunk files as save_embeddings_to_new_folder() does."""
         return self.save_embeddings_to_new_folder(directory)
 
     def _fingerprint(self) -> dict[str, Any]:
@@ -485,21 +483,21 @@ class TrainableEmbeddingManager(ManagedRows):
         return record
 
     def store_imgtxt_template(self) -> str:
-        """Keeps every row, with its fingerprint, in template_dir/imgtxt; returns the folder."""
+        """Writes all rows, with their fingerprint, to template_dir/imgtxt. Returns the folder."""
         folder = self.template_dir / "imgtxt"
         self._write_copy(folder, "template")
         return str(folder)
 
     def load_imgtxt_template(self) -> None:
-        """Sets every row from template_dir/imgtxt, and syncs.
+        """Sets all rows from template_dir/imgtxt, and syncs.
 
-        Errors: NotFoundError; ValueError when its samples, dim, strategy, seed or factor are not
-                this manager's; CorruptError.
+        Errors: NotFoundError; ValueError when the template's samples, dim, strategy, seed or factor
+                differ from the manager's; CorruptError.
         """
         self._read_copy(self.template_dir / "imgtxt", ("ids", "dim", "strategy", "seed", "factor"))
 
     def load_phase_1_template(self, path: str | os.PathLike[str]) -> None:
-        """Sets every row from a template, a checkpoint or a folder of chunk files, and syncs.
+        """Sets all rows from a template, a checkpoint or a folder of chunk files, and syncs.
 
         Errors: NotFoundError; ValueError for other samples or another dim; CorruptError.
         """
@@ -515,7 +513,7 @@ class TrainableEmbeddingManager(ManagedRows):
         self._read_copy(folder, ("ids", "dim"))
 
     def create_checkpoint(self, path: str | os.PathLike[str]) -> str:
-        """Writes every row, what is frozen and the sync settings to the folder `path`."""
+        """Writes all rows, the frozen ids and the sync settings to the folder `path`. Returns the folder."""
         folder = pathlib.Path(path)
         frozen = self._frozen
         self._write_copy(folder, "checkpoint", sync_batch_size=self.sync_batch_size,
@@ -524,9 +522,9 @@ class TrainableEmbeddingManager(ManagedRows):
         return str(folder)
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Sets rows, what is frozen and the sync settings from a checkpoint, and syncs.
+        """Sets rows, frozen ids and sync settings from a checkpoint, and syncs.
 
-        Errors: as load_imgtxt_template(); ValueError when it is no checkpoint.
+        Errors: as load_imgtxt_template(); ValueError when `path` is no checkpoint.
         """
         folder = pathlib.Path(path)
         if (kind := _copies.read_record(folder)["kind"]) != "checkpoint":
@@ -541,18 +539,18 @@ class TrainableEmbeddingManager(ManagedRows):
             self.enable_auto_sync(record["auto_sync"])
 
     def initialize_embeddings_imgtxt(self, factor: float | None = None) -> None:
-        """Sets every row to the projected difference of image and text features, and syncs.
+        """Sets all rows to the projected difference of image and text features, and syncs.
 
         Errors: ValueError without feature_manager; KeyError for a sample without features.
         """
         self._initialize("imgtxt", factor)
 
     def initialize_embeddings_txt(self, factor: float | None = None) -> None:
-        """Sets every row as initialize_embeddings_imgtxt() does, but from the text features alone."""
+        """Sets all rows to the projected text features, as initialize_embeddings_imgtxt() does."""
         self._initialize("txt", factor)
 
     def initialize_embeddings_img(self, factor: float | None = None) -> None:
-        """Sets every row as initialize_embeddings_imgtxt() does, but from the image features alone."""
+        """Sets all rows to the projected image features, as initialize_embeddings_imgtxt() does."""
         self._initialize("img", factor)
 
     def _initialize(self, strategy: str, factor: float | None) -> None:
@@ -569,9 +567,9 @@ class TrainableEmbeddingManager(ManagedRows):
     # ---- Freezing and optimizers ------------------------------------------------------------
 
     def freeze_embeddings(self, sample_ids: Any = None) -> None:
-        """Updates, optimizers and loading no longer change these rows; None: any row.
+        """Protects rows from updates, optimizers and loading. sample_ids: None for all rows.
 
-        Units:  8 bytes of memory for each id.
+        Memory: 8 bytes per id.
         Errors: KeyError for an unknown id.
         """
         with self._here():
@@ -600,13 +598,13 @@ class TrainableEmbeddingManager(ManagedRows):
                 self._frozen = left if len(left) else None
 
     def get_optimizer_params(self) -> list[Any]:
-        """[one torch Parameter of every row], for torch.optim; the same one every time.
+        """Returns [one torch Parameter with all rows], for torch.optim. Every call returns the same one.
 
-        What an optimizer does to it is what get_embeddings() returns; syncs write it to the table.
-        Frozen rows are set back. The whole table is in memory until release_optimizer_params().
+        get_embeddings() returns the Parameter's values, and syncs write them to the table. Frozen
+        rows are set back. The whole table is in memory until release_optimizer_params().
 
         Shape:  float32 [samples, dim], in the order of sample_ids.
-        Errors: BudgetExceeded when it does not fit; ImportError without torch.
+        Errors: BudgetExceeded when the table does not fit; ImportError without torch.
         """
         with self._here():
             if self._live is None:
@@ -617,7 +615,7 @@ class TrainableEmbeddingManager(ManagedRows):
             return [self._live.parameter]
 
     def release_optimizer_params(self) -> None:
-        """Takes over what the Parameter holds and gives its memory back."""
+        """Writes the Parameter's values to the table and frees its memory."""
         with self._here():
             self._absorb()
             self._live = None
@@ -625,9 +623,9 @@ class TrainableEmbeddingManager(ManagedRows):
     # ---- Analysis ---------------------------------------------------------------------------
 
     def get_similarity_matrix(self, sample_ids: Any = None) -> Any:
-        """Cosine between every two of these rows, or of all. Shape: float32 [n, n].
+        """Computes the cosine of every two rows. sample_ids: None for all. Shape: float32 [n, n].
 
-        Errors: BudgetExceeded when it does not fit; KeyError.
+        Errors: BudgetExceeded when the matrix does not fit; KeyError.
         """
         with self._here():
             rows = (self._gather(self._parse(sample_ids)).array if sample_ids is not None else
@@ -637,9 +635,10 @@ class TrainableEmbeddingManager(ManagedRows):
             return self._out(buffer)
 
     def get_nearest_neighbors(self, sample_id: Any, k: int = 5) -> list[tuple[Any, float]]:
-        """The k other samples of greatest cosine with this one, best first; equals by position.
+        """Returns (sample id, cosine) of the k samples nearest to `sample_id`, best first.
 
-        Streams: memory does not grow with the table. Errors: KeyError; ValueError for k < 1.
+        Equal cosines are ordered by position. The table is streamed: memory does not grow with it.
+        Errors: KeyError; ValueError for k < 1.
         """
         if k < 1:
             raise ValueError(f"k: {k} is less than 1")
@@ -649,8 +648,8 @@ class TrainableEmbeddingManager(ManagedRows):
             return [(self._ids.given([position])[0], value) for position, value in found]
 
     def get_embedding_statistics(self) -> dict[str, float]:
-        """num_embeddings, embedding_dim; mean, std, min, max over all values; mean_norm, std_norm,
-        min_norm, max_norm over rows. Streams: memory does not grow with the table."""
+        """Returns num_embeddings, embedding_dim; mean, std, min, max over all values; mean_norm,
+        std_norm, min_norm, max_norm over rows. Memory does not grow with the table."""
         with self._here():
             return statistics(self.rows, self.embedding_dim, self._pieces())
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """FeatureManager: the original's class over one FeatureStore.
 
-A chunk that is added is durable at once, in a folder of its own. The first read after that builds
-the store from all of them, streaming; from then on a read costs one look-up by id, whatever chunk
-a sample came in. The original's chunk_<k>.pt in features_dir are taken over the same way (and left
-where they are).
+An added chunk is durable at once, in a folder of its own. The next read builds the store from all
+chunks, piece by piece. From then on a read costs one look-up by id, whatever the sample's chunk.
+The original's chunk_<k>.pt in features_dir are read in the same way, and left in place.
 
-    features.json              the generation in use and its chunks; replaced last
-    store-<g>/, ids-<g>/       its FeatureStore, and whose features they are
+    features.json              the current generation and its chunks; replaced last
+    store-<g>/, ids-<g>/       the generation's FeatureStore, and its ids
     staged/chunk_<k>.<n>/      chunks added since
 
 Threads: calls may come from several threads; reads run side by side, adding waits for them.
@@ -52,12 +51,12 @@ _MIB = 1 << 20
 
 
 _SETTINGS = ("cache_size_mb", "cache_l1_size_mb", "cache_l2_size_mb", "chunk_size", "compression")
-_LOADERS = ("batch_size", "num_workers")  # They stand in the same dict in the original, which reads them elsewhere.
+_LOADERS = ("batch_size", "num_workers")  # The original has them in the same dict, for its DataLoader.
 
 
 def _pairs(config: Any) -> dict[str, Any]:
-    """Returns the settings that `config` holds: a mapping's items, or an object's public attributes, its class's included."""
-    for read in ("_asdict", "model_dump"):  # Of a named tuple; of pydantic.
+    """Returns the settings in `config`: a mapping's items, or an object's public attributes, those of its class included."""
+    for read in ("_asdict", "model_dump"):  # Named tuples; pydantic models.
         if hasattr(config, read):
             return dict(getattr(config, read)())
     if isinstance(config, Mapping):
@@ -80,7 +79,7 @@ def _settings(config: Any) -> dict[str, Any]:
 
 
 def _slab_mb(given: dict[str, Any]) -> tuple[float, float]:
-    """The parts of the slab's bound. Errors: ValueError."""
+    """Returns the two parts of the slab's bound, in MiB. Errors: ValueError."""
     sizes = {name: given[name] for name in _SETTINGS[:3] if name in given}
     for name, size in sizes.items():
         real = isinstance(size, numbers.Real) and not isinstance(size, bool)
@@ -95,7 +94,7 @@ def _slab_mb(given: dict[str, Any]) -> tuple[float, float]:
 
 
 class _Chunk:
-    """Samples and features that one source holds: `piece(begin, end)` reads some of them."""
+    """A chunk's samples and features in one source: `piece(begin, end)` reads a range of them."""
 
     def __init__(self, number: int, ids: np.ndarray, names: list[str] | None,
                  columns: dict[str, np.ndarray]) -> None:
@@ -112,7 +111,7 @@ class _Chunk:
 
 
 class FeatureManager:
-    """Image and text features by sample id, added in chunks and read in any order.
+    """A store of image and text features by sample id, added in chunks and read in any order.
 
         features = FeatureManager("run/features")
         features.add_features_chunk(0, images, texts, None, ids)
@@ -124,13 +123,13 @@ class FeatureManager:
                  governor: Governor | None = None) -> None:
         """Opens the features in features_dir, which may be empty.
 
-        chunk_size:    samples a chunk should have; a larger one is refused. None: the config's, else 10,000.
-        config:        a mapping or an object. Its settings are cache_size_mb, which bounds the slab in MiB, or
-                       cache_l1_size_mb (512) and cache_l2_size_mb (2048), whose sum does; chunk_size; and
-                       compression: None, "none" or "lz4", which takes effect when the store is next built from
-                       chunks. batch_size and num_workers may stand beside them: they are the DataLoader's.
+        chunk_size:    most samples of a chunk. None: the config's, else 10,000.
+        config:        a mapping or an object with these settings: cache_size_mb, the bound of the slab in MiB; or
+                       cache_l1_size_mb (512) and cache_l2_size_mb (2048), whose sum is the bound; chunk_size;
+                       compression: None, "none" or "lz4", for the next time that the store is built from chunks.
+                       batch_size and num_workers are accepted and not used: they are the DataLoader's.
         preload_index: builds and opens the store now, not at the first read.
-        governor:      pays for the slab; None: the process's, or a new one.
+        governor:      leases the slab; None: the process's governor, or a new one.
 
         Errors: ValueError (an argument; an unknown key of the config); CorruptError; OSError.
         """
@@ -167,11 +166,11 @@ class FeatureManager:
 
     def add_features_chunk(self, chunk_id: int, img_features: Any, txt_features: Any,
                            txt_full: Any, sample_ids: Any) -> None:
-        """Adds or replaces one chunk, durably. Any of the three features may be None.
+        """Adds or replaces one chunk durably. Any of the three features may be None.
 
         Shape:  sample_ids [n]; each feature [n, …], float, the same shape in every chunk.
         Errors: ValueError (lengths, NaN or infinity, more samples than chunk_size); OSError. A
-                sample that is in two chunks is refused when they are read.
+                sample in two chunks raises ValueError at the first read.
         """
         ids, names = _ids.parse(sample_ids)
         if not 0 < len(ids) <= self.chunk_size:
@@ -201,7 +200,7 @@ class FeatureManager:
             self._stale = True
 
     def _staged(self) -> dict[int, pathlib.Path]:
-        """The newest staged folder of each chunk."""
+        """Returns the newest staged folder of each chunk."""
         found: dict[int, tuple[int, pathlib.Path]] = {}
         for path in (self.features_dir / "staged").glob("chunk_*"):
             if match := _STAGED.fullmatch(path.name):
@@ -220,7 +219,7 @@ class FeatureManager:
     # ---- Building and opening ---------------------------------------------------------------
 
     def load_features(self) -> int:
-        """Builds what is not built yet and opens the store; returns how many samples it holds.
+        """Builds the store from new chunks and opens it. Returns its number of samples.
 
         Errors: ValueError (no features at all; a sample in two chunks; chunks of other shapes);
                 CorruptError; BudgetExceeded; OSError.
@@ -326,7 +325,7 @@ class FeatureManager:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[tuple[FeatureStore, _ids.IdMap]]:
-        """The store, kept open while reads are under way."""
+        """Yields (store, ids), and keeps the store open inside the `with` block."""
         while True:
             self.load_features()
             with self._idle:
@@ -359,10 +358,10 @@ class FeatureManager:
 
     def get_features(self, sample_ids: Any, feature_types: Any = None,
                      async_prefetch: bool = False) -> dict[str, Any]:
-        """Copies features out, in request order; duplicates allowed.
+        """Returns copies of the features of `sample_ids`, in request order. Duplicates are allowed.
 
-        feature_types:  names among img_features, txt_features, txt_full; None: all there are.
-        async_prefetch: then reads ahead what the pattern of requests says is next, into the slab.
+        feature_types:  names among img_features, txt_features, txt_full; None: all.
+        async_prefetch: reads the samples that are likely next into the slab, after a sequential request.
 
         Shape:  {name: [n, …]}.
         Errors: KeyError naming the first unknown sample or feature; BudgetExceeded; CorruptError;
@@ -381,9 +380,9 @@ class FeatureManager:
         return out
 
     def get_features_by_chunk(self, chunk_id: int, feature_types: Any = None) -> dict[str, Any]:
-        """One chunk's features and its "sample_ids", in the order they were added.
+        """Returns one chunk's features and its "sample_ids", in the order they were added.
 
-        Errors: NotFoundError for a chunk that there is not.
+        Errors: NotFoundError for a chunk that does not exist.
         """
         with self._reading() as (store, known):
             begin, end = self._span(chunk_id)
@@ -391,21 +390,21 @@ class FeatureManager:
             return {"sample_ids": known.given(range(begin, end)), **out}
 
     def get_chunk(self, chunk_id: int) -> dict[str, Any]:
-        """{sample_ids, features {name: [n, …]}, chunk_id, metadata}. Errors: NotFoundError."""
+        """Returns one chunk as {sample_ids, features {name: [n, …]}, chunk_id, metadata}. Errors: NotFoundError."""
         found = self.get_features_by_chunk(chunk_id)
         sample_ids = found.pop("sample_ids")
         return {"sample_ids": sample_ids, "features": found, "chunk_id": chunk_id,
                 "metadata": {"num_samples": len(sample_ids), "feature_types": list(found)}}
 
     def get_num_chunks(self) -> int:
-        """Chunks added so far."""
+        """Returns the number of chunks."""
         with self._here():
             record = self._record()
             built = {} if record is None else dict(record["chunks"])
             return len({*built, *self._staged(), *(self._originals() if record is None else {})})
 
     def chunk_ids(self, chunk_id: int) -> np.ndarray:
-        """The 64-bit ids of the chunk_id-th chunk, by number. Errors: NotFoundError."""
+        """Returns the 64-bit ids of a chunk. chunk_id: position among the chunks' sorted numbers. Errors: NotFoundError."""
         with self._reading() as (_, known):
             numbers = sorted(self._spans)
             if not 0 <= chunk_id < len(numbers):
@@ -413,7 +412,7 @@ class FeatureManager:
             return known.slice(*self._spans[numbers[chunk_id]])
 
     def fingerprint(self) -> str | None:
-        """The fingerprint of the set of samples. None without samples."""
+        """Returns the fingerprint of the set of samples. None without samples."""
         if self.get_num_chunks() == 0:
             return None
         with self._reading() as (_, known):
@@ -437,12 +436,12 @@ class FeatureManager:
         self._last_end = high + 1
 
     def access_pattern(self) -> str:
-        """ "sequential", "clustered" or "random": what most of the last sixteen requests were."""
+        """Returns the most frequent kind of the last sixteen requests: "sequential", "clustered" or "random"."""
         seen = list(self._recent)
         return max(("random", "clustered", "sequential"), key=seen.count) if seen else "random"
 
     def _read_ahead(self) -> None:
-        """After a sequential request: as many samples again, from where it ended."""
+        """Prefetches as many samples as the last request had, from its end, where requests are sequential."""
         with self._here():
             if self._ids is None or self.access_pattern() != "sequential":
                 return
@@ -452,8 +451,8 @@ class FeatureManager:
                 self.prefetch(self._ids.given(range(begin, end)))
 
     def prefetch(self, sample_ids: Any) -> bool:
-        """Says what will be read soon: it is read into the slab by a thread. A hint: dropped (and
-        False returned) while two are under way, and it cannot fail."""
+        """Starts a thread that reads `sample_ids` into the slab. Returns False, and does nothing, while two reads are
+        under way. It never raises an error of reading."""
         ids, _ = _ids.parse(sample_ids)
         with self._here():
             self._under_way = {one for one in self._under_way if not one.done()}
@@ -473,7 +472,7 @@ class FeatureManager:
     # ---- The rest ---------------------------------------------------------------------------
 
     def get_cache_performance(self) -> dict[str, Any]:
-        """cache_hit_rate, total_requests (samples), disk_load_ratio (blocks read per sample)."""
+        """Returns cache_hit_rate, total_requests (samples), disk_load_ratio (blocks read per sample), access_pattern."""
         with self._reading() as (store, _):
             stats = store.stats()
         requests = stats["requests"]
@@ -482,7 +481,7 @@ class FeatureManager:
                 "access_pattern": self.access_pattern()}
 
     def debug_print(self) -> None:
-        """Prints where the features are, how many, of which shapes, and the cache's statistics."""
+        """Prints the folder, the number of samples, the features' shapes and the cache's statistics."""
         print(f"FeatureManager {self.features_dir}: {self.get_num_chunks()} chunks")
         if self.get_num_chunks() == 0:
             return
@@ -495,7 +494,7 @@ class FeatureManager:
               f"requests, {cache['access_pattern']}")
 
     def close(self) -> None:
-        """Ends reading ahead and returns the slab; what was added is on disk."""
+        """Ends reading ahead and returns the slab. Added chunks are on disk already."""
         if os.getpid() != self._pid:
             return
         if self._ahead is not None:
@@ -519,7 +518,7 @@ class FeatureManager:
 
 
 class _StoredChunk(_Chunk):
-    """A chunk of the generation in use, on its way into the next."""
+    """A chunk of the current generation, to be copied into the next."""
 
     def __init__(self, manager: FeatureManager, number: int) -> None:
         begin, end = manager._span(number)
@@ -538,7 +537,7 @@ class _StoredChunk(_Chunk):
 
 
 def _column(value: Any, name: str, count: int) -> np.ndarray:
-    """A feature as an array of floats. Errors: ValueError naming it."""
+    """Returns a feature as an array of floats. Errors: ValueError naming the feature."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":
@@ -555,7 +554,7 @@ def _column(value: Any, name: str, count: int) -> np.ndarray:
 
 
 def _original(number: int, path: pathlib.Path) -> _Chunk:
-    """A chunk the original wrote: {sample_ids, features, chunk_id, metadata}."""
+    """Reads a chunk file of the original: {sample_ids, features, chunk_id, metadata}."""
     held = load_safely(path)
     try:
         ids, names = _ids.parse(held["sample_ids"])

@@ -2,8 +2,8 @@
 """Files: replaced whole and durably, mapped arrays, and the original's chunk files.
 
 A chunk file `embeddings_chunk_<k>.pt` is a torch.save of {id: float32 [dim]}. They are read with
-torch.load(weights_only=True), which builds tensors and plain containers and runs no code, and
-written with one storage per file, so that a file is its rows and a few bytes for each.
+torch.load(weights_only=True), which builds tensors and plain containers and runs no code. They are
+written with one storage per file, so a file is as large as its rows and a few bytes per row.
 
 Threads: pure functions.   Memory: one file at a time.
 """
@@ -26,14 +26,14 @@ _CHUNK = re.compile(r"embeddings_chunk_(\d+)\.pt")
 
 
 def replace_bytes(path: pathlib.Path, *pieces: Any) -> None:
-    """Writes a file whole, durably, or not at all. Errors: OSError."""
+    """Replaces a file durably: it is written whole or not at all. Errors: OSError."""
     with replaced(path) as partial, open(partial, "wb") as file:
         for piece in pieces:
             file.write(piece)
 
 
 def replace_npy(path: pathlib.Path, array: np.ndarray) -> None:
-    """replace_bytes() of a .npy."""
+    """Replaces a .npy file by `array`, as replace_bytes() does."""
     header = io.BytesIO()
     array = np.ascontiguousarray(array)
     np.lib.format.write_array_header_1_0(
@@ -43,12 +43,12 @@ def replace_npy(path: pathlib.Path, array: np.ndarray) -> None:
 
 
 def replace_json(path: pathlib.Path, value: dict[str, Any]) -> None:
-    """replace_bytes() of JSON, for readers too."""
+    """Replaces a JSON file by `value`, indented, as replace_bytes() does."""
     replace_bytes(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any] | None:
-    """Returns the object that replace_json() wrote; None when there is no such file. Errors: CorruptError; OSError."""
+    """Returns the object that replace_json() wrote; None where the file does not exist. Errors: CorruptError; OSError."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
 
 
 def map_npy(path: pathlib.Path, raw: bool = False) -> np.ndarray:
-    """A .npy (or with `raw` plain bytes) mapped for reading. Errors: CorruptError; OSError."""
+    """Maps a .npy file for reading. raw: a file of plain bytes, as uint8. Errors: CorruptError; OSError."""
     try:
         if raw:
             empty = path.stat().st_size == 0
@@ -75,7 +75,7 @@ def map_npy(path: pathlib.Path, raw: bool = False) -> np.ndarray:
 
 
 def torch_module(why: str) -> Any:
-    """Imports torch. Errors: ImportError saying what it is needed for."""
+    """Imports torch. Errors: ImportError with `why` it is needed."""
     try:
         import torch
     except ImportError as error:
@@ -84,7 +84,7 @@ def torch_module(why: str) -> Any:
 
 
 def chunk_files(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """The original's chunk files in `folder`, by number."""
+    """Returns the original's chunk files in `folder`, by number."""
     found = [(int(match[1]), path) for path in pathlib.Path(folder).glob("embeddings_chunk_*.pt")
              if (match := _CHUNK.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
@@ -102,7 +102,7 @@ def load_safely(path: pathlib.Path) -> Any:
 
 
 def read_chunk(path: pathlib.Path, dim: int) -> tuple[list[Any], np.ndarray]:
-    """(ids, float32 [n, dim]) of one chunk file.
+    """Returns (ids, float32 [n, dim]) of one chunk file.
 
     Errors: ValueError (another dim, or not floats), CorruptError, OSError.
     """
@@ -119,7 +119,7 @@ def read_chunk(path: pathlib.Path, dim: int) -> tuple[list[Any], np.ndarray]:
 
 
 def write_chunk(path: pathlib.Path, ids: list[Any], rows: np.ndarray) -> None:
-    """Writes one chunk file, durably. Errors: ImportError without torch; OSError."""
+    """Writes one chunk file durably. Errors: ImportError without torch; OSError."""
     torch = torch_module("writing chunk files (.pt)")
     whole = torch.from_numpy(rows)  # One storage: a row's tensor is its place in it.
     buffer = io.BytesIO()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""IdMap: which sample ids there are, and at which position each was given.
+"""IdMap: the sample ids of a table, and their positions in the order given.
 
 A table's rows are found by 64-bit id. Integers are their own id; a string's id is a 63-bit hash of
-it (two strings of one table with one hash are refused when the table is made). Everything by id or
-by position is looked up in files that are mapped, not loaded.
+it. Two strings of a table with the same hash are refused when the table is made. Ids and positions
+are looked up in files that are mapped, not loaded.
 
     ids.npy                 int64 by position; absent when ids are 0 … N−1 in order
     sorted.npy, order.npy   ids ascending and their positions; absent when ids.npy ascends
@@ -32,7 +32,7 @@ _PIECE = 1 << 18
 
 
 def hash_of(name: str) -> int:
-    """A string's id: 63 bits of BLAKE2b."""
+    """Returns a string's id: 63 bits of BLAKE2b."""
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -47,13 +47,13 @@ def _integers(values: np.ndarray, what: str) -> np.ndarray:
 
 
 class Asked(np.ndarray):
-    """Ids of strings, which knows the strings, for errors. What is computed of it does not."""
+    """An array of ids that stand for strings, with the strings for errors. Arrays computed from it have no strings."""
 
     names: list[str] | None = None
 
 
 def parse(ids: Any, what: str = "sample_ids") -> tuple[np.ndarray, list[str] | None]:
-    """(int64 ids, the strings they stand for or None) of what a caller passed.
+    """Returns (int64 ids, the strings they stand for or None) of a caller's `ids`.
 
     Takes integers or strings in any sequence, NumPy array or torch tensor.
     Errors: ValueError naming the argument.
@@ -97,10 +97,10 @@ def parse(ids: Any, what: str = "sample_ids") -> tuple[np.ndarray, list[str] | N
 
 
 class IdMap:
-    """The ids of one table, in the order given. Shape: position is int64 in [0, rows)."""
+    """A map between the ids of a table and their positions, in the order given. Shape: a position is int64 in [0, rows)."""
 
     def __init__(self, directory: pathlib.Path, rows: int, named: bool) -> None:
-        """For make() and open()."""
+        """Maps the files in `directory`. For make() and open()."""
         self.rows = rows
         self.named = named
         self.dense = not (directory / "ids.npy").exists()
@@ -115,7 +115,7 @@ class IdMap:
 
     @classmethod
     def make(cls, directory: pathlib.Path, ids: np.ndarray, names: Sequence[str] | None) -> IdMap:
-        """Writes the files for these ids. Errors: ValueError naming an id given twice; OSError."""
+        """Writes the files for `ids`, and opens them. Errors: ValueError naming an id given twice; OSError."""
         if len(ids) == 0:
             raise ValueError("sample_ids: there are none")
         order = None
@@ -145,13 +145,13 @@ class IdMap:
         return cls(directory, len(ids), names is not None)
 
     def slice(self, begin: int, end: int) -> np.ndarray:
-        """The 64-bit ids at positions [begin, end), int64."""
+        """Returns the 64-bit ids at positions [begin, end), int64."""
         if self._ids is None:
             return np.arange(begin, end, dtype=np.int64)
         return np.ascontiguousarray(self._ids[begin:end])
 
     def ascending(self) -> Iterable[np.ndarray]:
-        """All 64-bit ids in ascending order, in pieces."""
+        """Yields all 64-bit ids in ascending order, in pieces."""
         for begin in range(0, self.rows, _PIECE):
             end = min(begin + _PIECE, self.rows)
             if self._sorted is None:
@@ -160,7 +160,7 @@ class IdMap:
                 yield np.ascontiguousarray(self._sorted[begin:end])
 
     def given(self, positions: np.ndarray | Sequence[int]) -> list[Any]:
-        """The ids at these positions as the caller gave them: ints, or strings."""
+        """Returns the ids at `positions` as the caller gave them: ints, or strings."""
         if not self.named:
             if self._ids is None:
                 return [int(one) for one in positions]
@@ -169,7 +169,7 @@ class IdMap:
         return [bytes(self._names[begin:end]).decode() for begin, end in bounds]
 
     def positions(self, ids: np.ndarray) -> np.ndarray:
-        """Where these 64-bit ids were given. Errors: NotFoundError naming the first unknown one."""
+        """Returns the positions of 64-bit ids. Errors: NotFoundError naming the first unknown one."""
         if self._sorted is None:
             wrong = (ids < 0) | (ids >= self.rows)
             places = ids
@@ -184,7 +184,7 @@ class IdMap:
         return places
 
     def same_order(self, ids: np.ndarray) -> bool:
-        """Whether `ids` are these, at the same positions."""
+        """Whether `ids` are the map's ids at the same positions."""
         return len(ids) == self.rows and all(
             np.array_equal(self.slice(begin, begin + _PIECE), ids[begin:begin + _PIECE])
             if begin + _PIECE <= self.rows else
@@ -192,12 +192,12 @@ class IdMap:
             for begin in range(0, self.rows, _PIECE))
 
     def fingerprint(self) -> str:
-        """The fingerprint of the set of ids and their kind. It does not depend on their order."""
+        """Returns the fingerprint of the set of ids and their kind. It does not depend on their order."""
         return fingerprint(self.ascending(), self.named)
 
 
 def fingerprint(pieces: Iterable[np.ndarray], named: bool) -> str:
-    """Computes the fingerprint of ascending 64-bit ids, given in pieces. named: the ids stand for names, not for integers."""
+    """Computes the fingerprint of ascending 64-bit ids, given in pieces. named: the ids stand for strings, not for integers."""
     digest = hashlib.blake2b(b"names" if named else b"integers", digest_size=16)
     for piece in pieces:
         digest.update(np.ascontiguousarray(piece, dtype="<i8").data)

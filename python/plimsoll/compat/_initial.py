@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How rows begin: from features, by projection or by principal components; from clusters.
+"""Initial rows: from features, by projection or by principal components, or from clusters.
 
 zeros, normal, uniform, xavier and kaiming need no pass over the data: the table computes such rows
 from (seed, id) when they are first asked for. The strategies of a manager stream the features in
@@ -34,17 +34,17 @@ Blocks = Callable[[], Iterator[np.ndarray]]
 
 
 def needs_features(strategy: str) -> bool:
-    """Whether rows come from features; else the table computes them."""
+    """Whether the strategy computes first rows from features. Otherwise the table computes them."""
     return strategy in FROM_FEATURES or _CLUSTERS.fullmatch(strategy) is not None
 
 
 def is_known(strategy: str) -> bool:
-    """Whether there is such a strategy."""
+    """Whether `strategy` exists."""
     return strategy in NATIVE or needs_features(strategy)
 
 
 def _source(strategy: str, read: Read, ids: np.ndarray) -> np.ndarray:
-    """float64 [n, F]: images, texts, or images − texts."""
+    """Returns the strategy's features as float64 [n, F]: images, texts, or images − texts."""
     what = strategy.removesuffix("_pca")
     names = ["img_features", "txt_features"] if what == "imgtxt" else [f"{what}_features"]
     found = read(ids, names)
@@ -59,28 +59,28 @@ def _source(strategy: str, read: Read, ids: np.ndarray) -> np.ndarray:
 
 
 def projection(features: int, dim: int, seed: int) -> np.ndarray:
-    """A seeded random projection. Shape: float64 [features, dim], entries of variance 1/features."""
+    """Makes a seeded random projection. Shape: float64 [features, dim], entries of variance 1/features."""
     random = np.random.Generator(np.random.Philox(key=seed))
     return random.standard_normal((features, dim)) / np.sqrt(features)
 
 
 class PrincipalComponents:
-    """Mean and covariance of a stream of rows, and the directions in which they vary most."""
+    """The mean and covariance of a stream of rows, and its directions of largest variance."""
 
     def __init__(self, features: int) -> None:
-        """For rows of `features` columns."""
+        """Makes an empty stream of rows with `features` columns."""
         self._count = 0
         self._sum = np.zeros(features)
         self._products = np.zeros((features, features))
 
     def add(self, rows: np.ndarray) -> None:
-        """Shape: float64 [n, features]."""
+        """Adds rows. Shape: float64 [n, features]."""
         self._count += len(rows)
         self._sum += rows.sum(axis=0)
         self._products += rows.T @ rows
 
     def directions(self, dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(mean [F], directions [F, dim], standard deviation along each [dim]).
+        """Returns (mean [F], directions [F, dim], standard deviation along each [dim]).
 
         A direction's largest entry is positive, so that signs do not depend on the solver.
         Errors: ValueError when there are fewer than `dim` columns.
@@ -103,7 +103,7 @@ def from_features(strategy: str, dim: int, seed: int, factor: float, blocks: Blo
 
     projection:  features · W · factor;
     components:  the principal components, each divided by its standard deviation, · factor;
-    clusters:    the features of the centre nearest to the sample's, projected.
+    clusters:    the projection of the cluster centre nearest to the sample's features.
     """
     if clusters := _CLUSTERS.fullmatch(strategy):
         yield from _from_clusters(clusters[1], int(clusters[2]), dim, seed, factor, blocks, read)
@@ -131,7 +131,7 @@ def from_features(strategy: str, dim: int, seed: int, factor: float, blocks: Blo
 
 
 def _chance(ids: np.ndarray, seed: int) -> np.ndarray:
-    """A number of each id and the seed, evenly spread over 64 bits. Shape: uint64 [n].
+    """Computes a pseudo-random number per id from the seed, uniform over 64 bits. Shape: uint64 [n].
 
     Source: the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
     """
@@ -164,19 +164,19 @@ def _from_clusters(source: str, clusters: int, dim: int, seed: int, factor: floa
 
 
 class EmbeddingInitializer:
-    """First rows from features, from clusters of features, or from rows trained before.
+    """A source of first rows: from features, from clusters of features, or from rows trained before.
 
         rows = EmbeddingInitializer(64, seed=1).from_clusters(features, clusters=20)
         manager.update_embeddings(ids, rows)
     """
 
     def __init__(self, embedding_dim: int, seed: int = 0) -> None:
-        """Rows of `embedding_dim` floats; the same seed gives the same rows."""
+        """Makes a source of rows with `embedding_dim` floats. The same seed gives the same rows."""
         self.embedding_dim = embedding_dim
         self.seed = seed
 
     def from_features(self, features: Any, method: str = "pca") -> np.ndarray:
-        """identity: as they are; pca: principal components; random: a seeded projection.
+        """Computes rows from features. method: "identity" copies them; "pca": principal components; "random": a seeded projection.
 
         Shape:  features [n, F] in; float32 [n, embedding_dim] out.
         Errors: ValueError (another method; identity with F ≠ embedding_dim; pca with too small F).
@@ -201,10 +201,10 @@ class EmbeddingInitializer:
 
     def from_clusters(self, features: Any, clusters: int, kind: str = "kmeans",
                       method: str = "pca", iterations: int = 50) -> np.ndarray:
-        """Every sample begins at the centre of its cluster, brought to embedding_dim by `method`.
+        """Sets each sample's row to the centre of its cluster, reduced to embedding_dim by `method`.
 
-        kind: "kmeans", or "gmm" (a mixture of normals with diagonal covariance; the centre is
-        the mean of the components weighted by how likely each is).
+        kind: "kmeans"; or "gmm", a mixture of normals with diagonal covariance, whose centre is the
+        mean of the components weighted by their probabilities.
 
         Shape:  as from_features().
         Errors: as from_features(); ValueError for more clusters than samples.
@@ -220,7 +220,7 @@ class EmbeddingInitializer:
         return self.from_features(_mixture(rows, centres, nearest, iterations), method)
 
     def from_pretrained(self, folder: str, sample_ids: Any) -> np.ndarray:
-        """Rows from chunk files `embeddings_chunk_<k>.pt` in `folder`, in the order of sample_ids.
+        """Returns rows from the chunk files `embeddings_chunk_<k>.pt` in `folder`, in the order of sample_ids.
 
         Errors: KeyError naming an id that no file holds; ValueError (another dim); CorruptError.
         """
@@ -240,17 +240,17 @@ class EmbeddingInitializer:
 
 
 def _squares(rows: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Squared distances, [n, k]."""
+    """Computes squared distances, [n, k]."""
     squares = ((rows ** 2).sum(1)[:, None] - 2.0 * rows @ centres.T + (centres ** 2).sum(1))
     return np.maximum(squares, 0.0)
 
 
 def k_means(rows: np.ndarray, clusters: int, seed: int,
             iterations: int = 50) -> tuple[np.ndarray, np.ndarray]:
-    """(centres [k, F], the nearest of each row [n]).
+    """Computes (centres [k, F], index of the centre nearest to each row [n]).
 
-    Source: Arthur and Vassilvitskii, "k-means++", 2007, for the first centres; Lloyd's steps until
-    nothing moves or `iterations` are done. A cluster that nobody is nearest to stays where it is.
+    Source: Arthur and Vassilvitskii, "k-means++", 2007, for the first centres; then Lloyd's steps
+    until nothing moves, at most `iterations`. A centre without rows does not move.
     """
     random = np.random.Generator(np.random.Philox(key=seed))
     centres = rows[[int(random.random() * len(rows))]]
@@ -274,7 +274,7 @@ def k_means(rows: np.ndarray, clusters: int, seed: int,
 
 def _mixture(rows: np.ndarray, centres: np.ndarray, nearest: np.ndarray,
              iterations: int) -> np.ndarray:
-    """Expectation-maximisation from k-means; returns the expected centre of each row."""
+    """Runs expectation-maximisation from k-means. Returns the expected centre of each row."""
     floor = 1e-6 * max(float(rows.var()), 1e-12)
     means = centres.copy()
     weights = np.bincount(nearest, minlength=len(means)) / len(rows) + 1e-12

@@ -33,10 +33,10 @@ _OTHER = {"lr": ("vgae_lr", "gat_lr", "fusion_lr"), "kd_model_path": ("teacher_p
           "dqn_epsilon_decay": ("fusion_epsilon_decay",), "dqn_min_epsilon": ("fusion_epsilon_min",),
           "dqn_buffer_size": ("fusion_replay",), "dqn_batch_size": ("fusion_batch",),
           "dqn_target_update": ("fusion_target_update",)}
-# Of the teacher and of the student, or of the one that model_size names.
+# Keys of both the teacher and the student, or of the one in model_size.
 _SIZED = frozenset("""vgae_hidden_dims vgae_heads vgae_embedding_dim gat_hidden gat_layers gat_heads
     gat_embedding_dim gat_fc_layers""".split())
-_WIDTHS = {"teacher": "1024,512,96", "student": "80,40,16"}  # Whose last vgae_latent_dim replaces.
+_WIDTHS = {"teacher": "1024,512,96", "student": "80,40,16"}  # vgae_latent_dim replaces the last width.
 _SPECIAL = ("preset", "model_type", "scale", "model_size", "kd_type", "vgae_latent_dim", "optimize_batch_size")
 
 _BATCH_MOST = "4096"
@@ -68,8 +68,8 @@ class Converted(NamedTuple):
     """The result of from_kd_gat().
 
     options: the options of can-kd, as text: plimsoll.train("can-kd", data=…, out=…, **options).
-    notes:   a line for each key that means nothing here, with the reason.
-    toml:    the options as a file for `plimsoll train can-kd --config`, each with what it came from.
+    notes:   a line for each key that can-kd does not use, with the reason.
+    toml:    the options as a file for `plimsoll train can-kd --config`, each with its source.
     """
 
     options: dict[str, str]
@@ -84,14 +84,14 @@ class _Given(NamedTuple):
 
 def from_kd_gat(config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
                 arguments: Sequence[str] = ()) -> Converted:
-    """Options of the recipe can-kd from a configuration of KD-GAT, a command line of its, or both.
+    """Converts a configuration or command line of KD-GAT, or both, to options of the recipe can-kd.
 
         plimsoll.compat.from_kd_gat("config.json")
         plimsoll.compat.from_kd_gat(arguments=["curriculum", "--preset", "gat,student", "--lr", "0.001"])
 
-    config:    a .json file, flat or nested (vgae, gat, dqn, training, fusion, auxiliaries), or what it holds.
-    arguments: what stood behind `python -m pipeline.cli`; they win over config, and may name it (--config).
-    Errors:    ValueError naming the key that is unknown or whose value can-kd does not accept; OSError.
+    config:    a .json file, flat or nested (vgae, gat, dqn, training, fusion, auxiliaries), or its contents as a mapping.
+    arguments: the arguments of `python -m pipeline.cli`. They override `config`, and may name its file (--config).
+    Errors:    ValueError naming a key that is unknown or has a value can-kd does not accept; OSError.
     """
     stage, flags, named = _arguments(arguments)
     config = config if config is not None else named
@@ -103,7 +103,7 @@ def from_kd_gat(config: str | os.PathLike[str] | Mapping[str, Any] | None = None
 
 
 def _arguments(arguments: Sequence[str]) -> tuple[_Given | None, dict[str, _Given], str | None]:
-    """The stage, the flags, and the file that --config names."""
+    """Returns the stage, the flags, and the file that --config names."""
     words, stage, flags = list(arguments), None, {}
     if words and not words[0].startswith("-"):
         stage = _Given(words.pop(0), "the first argument")
@@ -141,7 +141,7 @@ def _of_config(config: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, 
 
 
 def _keys_of(found: Mapping[str, Any], where: str) -> Iterator[tuple[str, _Given]]:
-    """Flat keys of a configuration. Those of a group have its prefix, if there is such a key."""
+    """Yields a configuration's flat keys. Keys of a group get the group's prefix where such a key exists."""
     for key, value in found.items():
         if key in _GROUPS and isinstance(value, (Mapping, list)):
             for table in [value] if isinstance(value, Mapping) else value:
@@ -187,7 +187,7 @@ def _convert(given: dict[str, _Given]) -> Converted:
         if choice is not None:
             put(ours, *choice)
     sizes = ["teacher", "student"] if size is None else [size.text]
-    for theirs in sorted(given, key=lambda key: key != "lr"):  # What is said of one model wins over lr.
+    for theirs in sorted(given, key=lambda key: key != "lr"):  # A model's own rate overrides lr.
         text, source = given[theirs]
         for ours in ([theirs] if theirs in _SAME else _OTHER.get(theirs, ())):
             put(ours, text, source)
@@ -212,7 +212,7 @@ def _convert(given: dict[str, _Given]) -> Converted:
 
 
 def _chosen(given: dict[str, _Given]) -> tuple[_Given | None, _Given | None]:
-    """Stage and size. The words of --preset count least."""
+    """Returns (stage, size). Words of --preset count only where no other key sets them."""
     stage = size = None
     for word in given["preset"].text.split(",") if "preset" in given else ():
         source = f"{given['preset'].source} {word}"

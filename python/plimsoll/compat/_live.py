@@ -16,10 +16,10 @@ from ._ids import IdMap
 
 
 class LiveRows:
-    """The Parameter, and what it holds now."""
+    """A torch Parameter of all rows, and their current values."""
 
     def __init__(self, buffer: Buffer, ids: IdMap) -> None:
-        """Takes over a buffer of every row. Errors: ImportError without torch."""
+        """Makes the Parameter from a buffer of all rows. Errors: ImportError without torch."""
         torch = torch_module("get_optimizer_params()")
         self.rows = buffer.array
         self.parameter: Any = torch.nn.Parameter(buffer.tensor.detach())  # The same bytes.
@@ -27,10 +27,10 @@ class LiveRows:
         self._ids = ids
 
     def overlay(self, ids: np.ndarray, out: np.ndarray, frozen: np.ndarray) -> None:
-        """Replaces rows from the table by the Parameter's, but for frozen ones."""
+        """Overwrites rows in `out`, read from the table, with the Parameter's values. Frozen rows keep the table's."""
         rows = self.rows[self._ids.positions(ids)]
         out[~frozen] = rows[~frozen]
 
     def put(self, positions: np.ndarray, rows: np.ndarray) -> None:
-        """Takes over rows that were written to the table."""
+        """Copies rows that were written to the table into the Parameter."""
         self.rows[positions] = rows

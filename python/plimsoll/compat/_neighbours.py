@@ -18,13 +18,13 @@ def _unit(rows: np.ndarray) -> np.ndarray:
 
 
 def similarities(rows: np.ndarray, out: np.ndarray) -> None:
-    """Cosine between every two rows; 0 for a row of zeros. Shape: [n, dim] in, [n, n] out."""
+    """Computes the cosine of every two rows; 0 for a row of zeros. Shape: [n, dim] in, [n, n] out."""
     unit = _unit(rows)
     np.matmul(unit, unit.T, out=out)
 
 
 def nearest(row: np.ndarray, own_id: int, k: int, pieces: Pieces) -> list[tuple[int, float]]:
-    """(position, cosine) of the k rows nearest to `row`, best first; equals by position."""
+    """Returns (position, cosine) of the k rows nearest to `row`, best first; equal cosines by position."""
     target = _unit(row.astype(np.float64))
     best_at, best = np.empty(0, np.int64), np.empty(0)
     for begin, ids, rows in pieces:

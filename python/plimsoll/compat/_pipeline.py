@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KD-GAT's pipeline.memory and PipelineConfig: how large a batch may be, and the settings that say so.
+"""KD-GAT's pipeline.memory and PipelineConfig: the largest batch size, and the settings it depends on.
 
 Threads: the thread that trains.   Memory: what plan_batch() takes; static: a forward of three graphs.
 """
@@ -25,12 +25,12 @@ _DEFAULTS = {"gradient_checkpointing": True, "offload_teacher_to_cpu": False, "u
 
 
 class PipelineConfig:
-    """Settings of KD-GAT as attributes, those of its memory page with their defaults.
+    """A namespace of KD-GAT's settings. Those of its memory page have defaults.
 
         config = PipelineConfig(batch_size=2048, lr=0.001)
         plimsoll.train("can-kd", data="graphs", out="runs/a", **config.converted().options)
 
-    Errors: ValueError naming a setting that KD-GAT has not.
+    Errors: ValueError naming a setting that KD-GAT does not have.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -40,15 +40,15 @@ class PipelineConfig:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> PipelineConfig:
-        """From a .json file, flat or nested. Errors: ValueError; OSError."""
+        """Reads a .json file, flat or nested. Errors: ValueError; OSError."""
         return cls(**{key: one.text for key, one in _of_config(path).items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Every setting."""
+        """Returns all settings."""
         return dict(self.__dict__)
 
     def converted(self) -> Converted:
-        """Converts the config to options of the recipe can-kd. Errors: ValueError naming a setting whose value it does not accept."""
+        """Converts the settings to options of the recipe can-kd. Errors: ValueError naming a setting whose value it does not accept."""
         return from_kd_gat(self.to_dict())
 
     def __setattr__(self, key: str, value: Any) -> None:
@@ -67,20 +67,20 @@ class PipelineConfig:
 def compute_batch_size(model: Any, sample_graph: Any, device: Any = "cpu", mode: str = "measured",
                        target_utilization: float = 0.7, min_batch_size: int = 1, max_batch_size: int = 8192, *,
                        optimizer: Any = None, teacher: Any = None, governor: Governor | None = None) -> MemoryBudget:
-    """How many graphs a training step may have, as plan_batch() finds it, in KD-GAT's terms.
+    """Returns the largest number of graphs per training step, found by plan_batch(), as KD-GAT's MemoryBudget.
 
         budget = compute_batch_size(model, dataset[0], max_batch_size=config.batch_size)
         loader = DataLoader(dataset, batch_size=budget.recommended_batch_size)
 
-    A step is a forward of copies of the sample, the mean of what comes out as a loss, backward, and the optimizer's
-    step. "measured" runs such steps; "static" runs one forward of three graphs and counts the rest.
+    A step is a forward of copies of the sample, the mean of the outputs as loss, backward, and the optimizer's step.
+    "measured" runs such steps; "static" runs one forward of three graphs and computes the rest.
 
     Args:
         sample_graph: the largest graph to expect: an object with x, edge_index and more tensors (of PyG, say), or a
             tensor, tuple or dict of tensors of one row [1, …].
-        device: "cpu", or "cuda": what such a device's allocator would reserve must fit, too.
+        device: "cpu"; or "cuda", to plan for such a device's allocator, too.
         target_utilization: the share of the memory left for tensors that may be used.
-        governor: None: the process's, or a new one.
+        governor: None: the process's governor, or a new one.
 
     Errors: ValueError (an argument); BudgetExceeded when not even min_batch_size fits.
     """
@@ -119,7 +119,7 @@ def compute_batch_size(model: Any, sample_graph: Any, device: Any = "cpu", mode:
 
 
 def log_memory_state(label: str = "") -> str:
-    """Prints one line on the memory that is used and left, and returns it (Governor.log_memory_state())."""
+    """Prints and returns one line on used and free memory (Governor.log_memory_state())."""
     return governor_for(None).log_memory_state(label)
 
 
@@ -130,7 +130,7 @@ def _call(model: Any, batch: Any) -> Any:
 
 
 def _floats(torch: Any, out: Any) -> Iterable[Any]:
-    """The tensors of floats in what a model returns."""
+    """Yields the tensors of floats in a model's output."""
     if isinstance(out, torch.Tensor):
         yield from [out] if out.is_floating_point() else []
     elif isinstance(out, Mapping):
@@ -142,7 +142,7 @@ def _floats(torch: Any, out: Any) -> Iterable[Any]:
 
 
 class _Graphs:
-    """Copies of one graph as a batch: the sample's tensors joined, batch, ptr, num_graphs and num_nodes."""
+    """A batch of copies of one graph: the sample's tensors joined, batch, ptr, num_graphs and num_nodes."""
 
     batch: Any
     ptr: Any
@@ -154,7 +154,7 @@ class _Graphs:
 
 
 def _copies(torch: Any, sample: Any, count: int) -> Any:
-    """So many copies of the sample as one batch."""
+    """Returns `count` copies of the sample as one batch."""
     if isinstance(sample, torch.Tensor):
         return sample.expand(count, *sample.shape[1:]).contiguous()
     if isinstance(sample, dict):
@@ -190,7 +190,7 @@ def _copies(torch: Any, sample: Any, count: int) -> Any:
 
 
 def _saved(torch: Any, model: Any, sample: Any, graphs: int) -> int:
-    """Bytes of a batch and of what a forward of it keeps for backward."""
+    """Returns the bytes of a batch and of the tensors that its forward saves for backward."""
     own = {one.untyped_storage().data_ptr() for one in [*model.parameters(), *model.buffers()]}
     kept: dict[int, int] = {}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Presets by memory size, and what a manager says at its start and every few epochs.
+"""Presets by memory size, and the texts that a manager prints at its start and every few epochs.
 
 Threads: pure functions.   Memory: text.
 """
@@ -32,14 +32,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset(name: str, **changes: Any) -> dict[str, Any]:
-    """The constructor arguments of a preset, with `changes`. Errors: ValueError naming them all."""
+    """Returns the constructor arguments of a preset, with `changes`. Errors: ValueError naming all presets."""
     if name not in PRESETS:
         raise ValueError(f"preset: {name!r} is none of {', '.join(PRESETS)}")
     return {**PRESETS[name], **changes}
 
 
 def system_memory() -> tuple[float, float]:
-    """(percent of the machine's memory in use, GB available)."""
+    """Returns (percent of the machine's memory in use, GB available)."""
     values = {}
     with open("/proc/meminfo", encoding="ascii") as file:
         for line in file:
@@ -50,19 +50,19 @@ def system_memory() -> tuple[float, float]:
 
 
 def memory_line(when: str) -> str:
-    """ "Memory usage before training: 38.7% (38.4GB available)"."""
+    """Returns a line such as "Memory usage before training: 38.7% (38.4GB available)"."""
     percent, available = system_memory()
     return f"Memory usage {when}: {percent:.1f}% ({available:.1f}GB available)"
 
 
 def say_eviction() -> None:
-    """The original's lines, where memory got short and a part of the slab was given back."""
+    """Prints the original's lines on an eviction of cached rows."""
     print("⚠️ High memory usage detected - triggering adaptive cache eviction")
     print(memory_line("after cache eviction"), flush=True)
 
 
 def startup_block(manager: TrainableEmbeddingManager) -> str:
-    """Returns the lines that tell which settings the manager was opened with."""
+    """Returns lines with the manager's settings."""
     lines = []
     if manager.batch_size is not None:
         lines.append(f"Auto-optimized embedding chunk size: {manager.chunk_size} "
@@ -81,7 +81,7 @@ def startup_block(manager: TrainableEmbeddingManager) -> str:
 
 
 def performance_block(manager: TrainableEmbeddingManager, epoch: int) -> str:
-    """Cache, disk and memory after an epoch, and advice."""
+    """Returns lines on cache, disk and memory after an epoch, and advice."""
     cache, disk = manager.get_cache_performance(), manager.get_disk_usage_info()
     return "\n".join([
         f"=== Embedding Cache Performance (Epoch {epoch}) ===",
@@ -97,7 +97,7 @@ def performance_block(manager: TrainableEmbeddingManager, epoch: int) -> str:
 
 
 def advice(manager: TrainableEmbeddingManager) -> list[str]:
-    """Returns sentences on which settings to change. Empty when no change is known to help."""
+    """Returns sentences on which settings to change. Empty where no change is known to help."""
     out = []
     cache = manager.get_cache_performance()
     whole_bytes = manager.whole_table_bytes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ManagedRows: what stands under TrainableEmbeddingManager: opening, ids, rows in and out, syncing.
+"""ManagedRows: the private base of TrainableEmbeddingManager: opening, ids, rows in and out, syncing.
 
 Threads: every method but _parse and _rows_in wants the manager's lock.
 Memory:  see _embeddings.py.
@@ -32,7 +32,7 @@ _WARM_BYTES = 64 * _MIB  # A table up to this, if the slab holds it, is in memor
 
 
 class ManagedRows:
-    """The private half of TrainableEmbeddingManager, whose constructor sets these."""
+    """The private base of TrainableEmbeddingManager, whose constructor sets these attributes."""
 
     embeddings_dir: pathlib.Path
     embedding_dim: int
@@ -212,7 +212,7 @@ class ManagedRows:
         return self._lock
 
     def _unknown(self, error: NotFoundError, ids: np.ndarray) -> NotFoundError:
-        """The table's, which knows hashes of names, in the names that were asked for."""
+        """Returns the table's error with the names the caller asked for; the table knows only their hashes."""
         try:
             self._ids.positions(ids)
         except NotFoundError as named:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Table: the rows behind a TrainableEmbeddingManager, and its counters.
 
-One any-order EmbeddingStore. It is closed and opened again when its slab changes size; counters
-go on. What the manager reads for itself (copies, statistics) is not counted as a request.
+An any-order EmbeddingStore. It is closed and opened again when its slab changes size; the counters
+go on. The manager's own reads (copies, statistics) are not counted as requests.
 
 Threads: the manager's lock.
 Memory:  the store's slab.
@@ -30,14 +30,14 @@ WHOLE_TABLE = 1 << 46
 
 
 def governor_for(given: Governor | None) -> Governor:
-    """The one given, else the process's, else a new one of 80 % of what the machine leaves."""
+    """Returns `given`, else the process's governor, else a new one with 80 % of the machine's free memory."""
     if given is not None:
         return given
     return Governor.current() or Governor()
 
 
 def native_init(strategy: str, dim: int, seed: int) -> _core.RowInit:
-    """How rows begin; those from features begin as zeros and are written afterwards."""
+    """Returns the table's initial values. Strategies from features start with zeros and are written afterwards."""
     kinds = _core.RowInitKind
     kind, scale = {
         "normal": (kinds.NORMAL, 0.01),
@@ -50,7 +50,7 @@ def native_init(strategy: str, dim: int, seed: int) -> _core.RowInit:
 
 
 class Table:
-    """See the module. Units: `bytes_wanted` is the most the slab may take; WHOLE_TABLE is all."""
+    """The rows behind a manager, and their counters. Units: `bytes_wanted` is the most the slab may take; WHOLE_TABLE is all."""
 
     def __init__(self, governor: Governor, directory: pathlib.Path, dim: int, init: _core.RowInit,
                  ids: np.ndarray | None, rows: int, bytes_wanted: int, advice: str) -> None:
@@ -94,8 +94,8 @@ class Table:
         self.page_bytes, self.rows_per_page = shape["page_bytes"], shape["rows_per_page"]
 
     def warm(self, ids_at: Callable[[int, int], np.ndarray], bytes_most: int) -> None:
-        """Brings every page into memory, uncounted, where the slab holds the whole table and that
-        is at most `bytes_most`: asks for one row of each page."""
+        """Reads all pages into memory, uncounted, where the slab holds the whole table and that is at most
+        `bytes_most`. One row per page is requested."""
         per_page = self.rows_per_page
         pages = -(-self._rows // per_page)
         if pages > self._core.stats()["frames"] or pages * self.page_bytes > bytes_most:
@@ -109,13 +109,12 @@ class Table:
                 self.gather(ids, rows[:len(ids)])
 
     def evicted(self) -> bool:
-        """Whether the governor has made the slab smaller under pressure since this was last asked, and since it was
-        whole: once for each time."""
+        """Whether the governor has shrunk the slab under pressure since the last call. A shrink is reported once."""
         before, self._shrinks = self._shrinks, int(self._core.stats()["shrinks"])
         return self._shrinks > before
 
     def whole_bytes(self) -> int:
-        """About what a slab with every page would take."""
+        """Returns the approximate bytes of a slab with all pages."""
         pages = -(-self._rows // self.rows_per_page)
         return self.floor_bytes + pages * (self.page_bytes + 64)
 
@@ -126,7 +125,7 @@ class Table:
         self.unsynced = 0
 
     def reopen(self, bytes_wanted: int) -> None:
-        """Commits and opens with another slab; what was in RAM is read again when asked for."""
+        """Commits, and opens the table with a slab of `bytes_wanted`. Cached rows are read again when asked for."""
         if self.unsynced:
             self.commit()
         self._remember()
@@ -143,7 +142,7 @@ class Table:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Requests in this block are the manager's own."""
+        """Leaves requests inside the `with` block out of the counters."""
         before = self._core.stats()
         try:
             yield
@@ -153,7 +152,7 @@ class Table:
                 self._ours[name] += int(after[name] - before[name])
 
     def stats(self) -> dict[str, int]:
-        """Counters of callers' requests since the manager was made; resident_bytes; dirty_bytes."""
+        """Returns the counters of callers' requests since the manager was made; resident_bytes; dirty_bytes."""
         now = self._core.stats()
         total = {name: int(now[name]) + self._base[name] - self._ours.get(name, 0)
                  for name in _COUNTED}
@@ -163,13 +162,13 @@ class Table:
         return total
 
     def check_process(self) -> None:
-        """Errors: RuntimeError in a forked child, whose threads and locks are not there."""
+        """Checks that this is the process that opened the table. Errors: RuntimeError in a forked child."""
         if os.getpid() != self._pid:
             raise RuntimeError("this manager belongs to the process that opened it: read rows "
                                "there, or in threads, which share its memory")
 
     def close(self) -> None:
-        """Commits what is not synced if that was wanted, then returns the slab."""
+        """Commits unsynced updates where commit_at_exit is set, then returns the slab."""
         if os.getpid() != self._pid:
             return
         try:
@@ -179,7 +178,7 @@ class Table:
             self._core.close()
 
     def close_quietly(self) -> None:
-        """close() for when nobody is left to take an exception: it becomes a warning."""
+        """Closes the table; an exception becomes a warning. For a finalizer, which has no caller."""
         try:
             self.close()
         except Exception as error:

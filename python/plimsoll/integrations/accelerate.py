@@ -64,4 +64,4 @@ class _Window:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._accelerator.step = state["step"]
         for one, gradient in zip(self._parameters(), state["gradients"], strict=True):
-            one.grad = None if gradient is None else gradient.to(one.device)  # It was read to the host.
+            one.grad = None if gradient is None else gradient.to(one.device)  # A checkpoint is read into host memory.

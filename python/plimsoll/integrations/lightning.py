@@ -40,7 +40,7 @@ _NOWHERE = "plimsoll:the-run-s-last-commit"  # No file: the run reads it.
 
 
 class RunCallback(lightning.pytorch.Callback):
-    """Makes fit() the loop of `run`. It must be the last of `callbacks`; with its ckpt_path, fit() resumes the run.
+    """A callback that makes fit() the loop of `run`. It must be the last of `callbacks`; with its ckpt_path, fit() resumes the run.
 
     The loop has a Run's properties. The limit covers the process tree and is checked between two optimizer steps.
     Commits, by step and by minute, hold everything that Lightning saves (module, optimizers, schedulers,
@@ -229,8 +229,8 @@ class RunCallback(lightning.pytorch.Callback):
 
 
 class CleanUpCallback(lightning.pytorch.Callback):
-    """Frees unused memory, with a run or without: calls plimsoll.clean_up() after each validation, and every
-    `cleanup_every_n_steps` training batches. It changes no gradient and no result.
+    """A callback that frees unused memory, with a run or without. It calls plimsoll.clean_up() after each validation, and
+    every `cleanup_every_n_steps` training batches. It changes no gradient and no result.
 
     cleanup_every_n_steps: number of batches; 0: after validations alone.
     Errors: ValueError for a number below 0.
@@ -251,8 +251,9 @@ class CleanUpCallback(lightning.pytorch.Callback):
 
 
 class WatchCallback(lightning.pytorch.Callback):
-    """Watches fit() for leaks, with a run or without. A RuntimeWarning, issued once, names the part whose memory grows,
-    where it is allocated, its holder, and a remedy. A step is a training batch; validation is the phase "validation".
+    """A callback that watches fit() for leaks, with a run or without. A RuntimeWarning, issued once, names the growing
+    owner, the line that allocates, the holder, and a remedy. A step is a training batch; a validation is the phase
+    "validation".
 
     watch:             a Watch of your own. `.watch.verdict()` may be called at any time.
     log_every_n_steps: number of steps between lines with each holder's bytes. A summary at the end has the course of
@@ -279,7 +280,7 @@ class WatchCallback(lightning.pytorch.Callback):
 
 
 class _Undo:
-    """Remembers and restores the state that Lightning changes for a batch: its counts, logged values, modules, random states.
+    """The state that Lightning changes for a batch: its counts, logged values, modules, random states. put_back() restores it.
 
     Gradients, and the state that the optimizer writes, are remembered just before they change."""
 

@@ -47,7 +47,7 @@ _STATE_FILE = "trainer_state.json"  # Trainer reads it from the folder that it r
 
 
 class RunMixin:
-    """Makes train() the loop of `run`. List it before transformers.Trainer among the base classes.
+    """A mixin that makes train() the loop of `run`. List it before transformers.Trainer among the base classes.
 
     The same program, started again, resumes the run.
 
@@ -235,7 +235,7 @@ class RunMixin:
         alone = scaler is None and not self.run.group.others_may_fail
         return [OptimizersBefore([made.optimizer.optimizer], [], alone=alone), Before([], [], [], scaler)]
 
-    # What Trainer reads from a checkpoint of its own: of a run, all is restored where it is tracked.
+    # Trainer would restore these from its own checkpoint. In a run all is restored where it is tracked.
 
     def _load_from_checkpoint(self, *_: Any, **__: Any) -> None:
         pass
@@ -307,7 +307,8 @@ class _State:
             self._since_log = state["losses"], state["logged"]
 
     def put_back_losses(self) -> None:
-        """The next log counts the steps before the restart; the mean of the whole train() does not, as in Trainer."""
+        """Restores the losses since the last log, so that the next log counts the steps before the restart. The mean of the whole train() does not
+        count them, as in Trainer."""
         if self._since_log is not None:
             losses, self._trainer._globalstep_last_logged = self._since_log
             self._trainer._tr_loss.fill_(losses)
@@ -329,7 +330,7 @@ class _Boundary(transformers.TrainerCallback):
         trainer.run.track(**{name: part for name, part in parts.items() if part is not None})
         self._batches = trainer._data.batches
         self._window = args.gradient_accumulation_steps
-        self._updates = -(-self._batches // self._window)  # Of an epoch.
+        self._updates = -(-self._batches // self._window)  # Updates per epoch.
         trainer._run_state.put_back_losses()
         trainer._prepare_steps()
         trainer._loop.begin({**trainer._data.shape(), "accumulate": self._window}, batches=self._batches,
@@ -367,8 +368,8 @@ class _Boundary(transformers.TrainerCallback):
 
 
 class CleanUpCallback(transformers.TrainerCallback):
-    """Frees unused memory, with a run or without: calls plimsoll.clean_up() after each evaluation, and every
-    `cleanup_every_n_steps` optimizer steps. It changes no gradient and no result.
+    """A callback that frees unused memory, with a run or without. It calls plimsoll.clean_up() after each evaluation, and
+    every `cleanup_every_n_steps` optimizer steps. It changes no gradient and no result.
 
         Trainer(model, arguments, train_dataset=data, callbacks=[CleanUpCallback(cleanup_every_n_steps=10)])
 
@@ -389,8 +390,9 @@ class CleanUpCallback(transformers.TrainerCallback):
 
 
 class WatchCallback(transformers.TrainerCallback):
-    """Watches train() for leaks, with a run or without. A RuntimeWarning, issued once, names the part whose memory grows,
-    where it is allocated, its holder, and a remedy. A step is an optimizer step; evaluation is the phase "evaluation".
+    """A callback that watches train() for leaks, with a run or without. A RuntimeWarning, issued once, names the growing
+    owner, the line that allocates, the holder, and a remedy. A step is an optimizer step; an evaluation is the phase
+    "evaluation".
 
     watch:             a Watch of your own. `.watch.verdict()` may be called at any time.
     log_every_n_steps: number of steps between lines with each holder's bytes. A summary at the end has the course of

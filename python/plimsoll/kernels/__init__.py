@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that torch has not, as operators: `plimsoll.kernels.symmetric_info_nce(a, b, groups, 0.07)`.
+"""Kernels that torch lacks, as operators: `plimsoll.kernels.symmetric_info_nce(a, b, groups, 0.07)`.
 
-Each is `torch.ops.plimsoll.NAME` too, once this module (or `plimsoll._torch`) is imported. Float32 on the CPU has a kernel of
-ours: one pass, the same bits for any number of threads. Float64 and every other device run a composition of torch's own
-operators. All have gradients where that makes sense, and shapes for FakeTensor, so `torch.compile(fullgraph=True)` takes them.
-A kernel's gradient has no gradient of its own; torch refuses to make one.
+Each is also `torch.ops.plimsoll.NAME`, once this module (or `plimsoll._torch`) is imported. Float32 on the CPU has a kernel of
+its own: one pass, the same bits for any number of threads. Float64 and other devices run a composition of torch's operators.
+Differentiable operators have gradients. All have shapes for FakeTensor, so `torch.compile(fullgraph=True)` accepts them.
+A gradient has no gradient of its own; torch refuses to compute one.
 
-Errors: TypeError for dtypes, ValueError for shapes, IndexError for numbers of rows that are not there.
+Errors: TypeError for dtypes, ValueError for shapes, IndexError for row numbers out of range.
 Threads: those of torch (`torch.set_num_threads()`).
 """
 from ..core import _torch_gate

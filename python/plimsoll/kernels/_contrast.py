@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that are compared with each other: contrastive losses, neighbours, and what turns rows."""
+"""Operators that compare or turn rows: contrastive losses, neighbours, rotations."""
 from __future__ import annotations
 
 import torch
@@ -33,7 +33,7 @@ def rotate_toward(x: torch.Tensor, direction: torch.Tensor, angle: torch.Tensor,
 
         out = norm(scale · ‖x‖ · norm(cos(angle) · norm(x) + sin(angle) · norm(direction)))
 
-    norm() divides by max(length, 1e-8). So the scale decides by its sign alone.
+    norm() divides by max(length, 1e-8). Only the sign of `scale` matters.
 
     x, direction: [rows, features] float32 or float64.
     angle, scale: [rows] of the same dtype.
@@ -49,11 +49,11 @@ def symmetric_info_nce(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, t
         s = a @ b.T / temperature
         loss = (cross_entropy(s, arange(rows)) + cross_entropy(s.T, arange(rows))) / 2
 
-    Different rows of one group are no negatives of each other. The kernel makes the gradients in the forward pass. So the
-    [rows, rows] matrix lives within the call, and what backward keeps is as large as `a` and `b`.
+    Different rows of one group are not negatives of each other. The kernel computes the gradients in the forward pass. So the
+    [rows, rows] matrix exists only during the call, and the tensors kept for backward are as large as `a` and `b`.
 
     a, b:   [rows, features] float32 or float64, two rows or more, whose lengths are at most 1 (normalize_rows()).
-    groups: [rows] int64, any numbers; torch.arange(rows) where all are apart.
+    groups: [rows] int64, any numbers; torch.arange(rows) for one group per row.
     temperature: 0.025 or more, so that no exponential underflows.
     Returns: a scalar of the same dtype.
     Memory:  rows² × 4 B during the call, and a 32nd of that for sums.
@@ -75,11 +75,11 @@ def nearest_neighbors(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torc
 
 def displacement_cosines(a: torch.Tensor, b: torch.Tensor, pairs0: torch.Tensor | None = None,
                          pairs1: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Computes the lengths of a − b, and the cosine of each displacement with that of another row.
+    """Computes the lengths of the displacements a − b, and the cosine of each displacement with another row's.
 
     a, b:   [rows, features] float32 or float64.
-    pairs0, pairs1: [rows] int64, the other row of each; None leaves the list out.
-    Returns: (length, cosine0, cosine1), [rows] each; the cosines of a list that is None are 0. A cosine is
+    pairs0, pairs1: [rows] int64, the index of the other row; None: not computed.
+    Returns: (length, cosine0, cosine1), [rows] each; cosines that are not computed are 0. A cosine is
              x·y / max(‖x‖ ‖y‖, 1e-8).
     """
     return _ops.displacement_cosines(a, b, pairs0, pairs1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers and losses of graphs: attention over edges, products with the same bits beside any rows, losses of nodes."""
+"""Layers and losses of graphs: attention over edges, products whose bits depend on no other row, losses of nodes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ _ops = torch.ops.plimsoll
 def sort_edges(edge_index: torch.Tensor, nodes: int) -> tuple[torch.Tensor, ...]:
     """Sorts the edges of a batch of graphs by target and by source, once for all layers.
 
-    Each node gets one edge to itself, the last of its edges. Edges from a node to itself in `edge_index` are replaced by it, as
-    torch_geometric does. Other edges keep their order, and parallel edges count as often as they are there.
+    Each node gets one self loop, as the last of its edges. It replaces the self loops in `edge_index`, as in
+    torch_geometric. Other edges keep their order; parallel edges are kept.
 
     edge_index: [2, edges] int64: sources, then targets.
-    nodes: how many nodes the batch has.
+    nodes: number of nodes in the batch.
     Returns: six tensors, for `edges` of gat_conv() and neighbor_cross_entropy(): in_ptr, in_source, out_ptr, out_target, out_edge
-             (int32) and self_edge (uint8). Lists of edges have edges + nodes places; those behind in_ptr[nodes] are 0.
+             (int32) and self_edge (uint8). Lists of edges have edges + nodes entries; those behind in_ptr[nodes] are 0.
     """
     return tuple(_ops.sort_edges(edge_index, nodes))
 
@@ -40,7 +40,7 @@ def gat_conv(x: torch.Tensor, weight: torch.Tensor, att_source: torch.Tensor, at
     edges:  the result of sort_edges().
     concat: puts heads side by side instead of taking their mean.
     dropout: the share of attention weights that is dropped, chosen by dropout_factors() with `seed` and `place`.
-    bf16:   as linear_rows() has it.
+    bf16:   as in linear_rows().
     Returns: [nodes, heads · out] or [nodes, out].
     Source:  Veličković et al., "Graph Attention Networks" (ICLR 2018); the defaults of torch_geometric's GATConv.
     """
@@ -50,10 +50,10 @@ def gat_conv(x: torch.Tensor, weight: torch.Tensor, att_source: torch.Tensor, at
 def dropout_factors(like: torch.Tensor, rate: float, seed: int, place: int) -> torch.Tensor:
     """Makes the factors of dropout: 0 for a share of `rate`, else 1 / (1 − rate), in steps of 2^-16.
 
-    A factor is a function of (seed, place, index) alone: the same on any device, for any number of threads and when a step is
-    made again. `place` tells the masks of one seed apart.
+    A factor is a function of (seed, place, index) alone: the same on any device, for any number of threads and in a repeated
+    step. Different `place` give different masks of one seed.
 
-    like:   a tensor whose shape, dtype (float32 or float64) and device the factors have.
+    like:   a tensor with the factors' shape, dtype (float32 or float64) and device.
     """
     return _ops.dropout_factors(like, rate, seed, place)
 
@@ -61,7 +61,7 @@ def dropout_factors(like: torch.Tensor, rate: float, seed: int, place: int) -> t
 def linear_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, bf16: bool = False) -> torch.Tensor:
     """Computes x @ weight.T + bias, each element as one sum in order.
 
-    So the bits of a row depend neither on the rows beside it nor on the number of threads, as those of torch's products do.
+    The bits of a row depend on no other row and not on the number of threads. Those of torch's products do.
 
     x:      [rows, in] float32 or float64.
     weight: [out, in]; bias: [out], or None.
@@ -91,21 +91,21 @@ def normal_divergence(mean: torch.Tensor, log_variance: torch.Tensor) -> torch.T
 def id_cross_entropy(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, ids: torch.Tensor, *, bf16: bool = False) -> torch.Tensor:
     """Computes the mean cross entropy of `ids` under the logits rows @ weight.T + bias, 1,024 rows at a time.
 
-    The gradients are made in the forward pass, so the logits are never there as a whole.
+    The gradients are computed in the forward pass, so the logits never exist as a whole.
 
     rows:   [rows, width] float32 or float64, one row or more.
     weight: [ids, width]; bias: [ids].
     ids:    [rows] int64, from 0 to the number of ids − 1.
-    bf16:   as linear_rows() has it.
+    bf16:   as in linear_rows().
     Returns: a scalar.
     """
     return _ops.id_cross_entropy(rows, weight, bias, ids, bf16)
 
 
 def id_cross_entropy_rows(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Computes the cross entropy of each row, as id_cross_entropy() does, without a gradient.
+    """Computes the cross entropy of each row like id_cross_entropy(), without a gradient.
 
-    Returns: [rows]; the bits of each depend on no other row.
+    Returns: [rows]. The bits of a row depend on no other row.
     """
     return _ops.id_cross_entropy_rows(rows, weight, bias, ids)
 
@@ -114,14 +114,14 @@ def neighbor_cross_entropy(rows: torch.Tensor, weight: torch.Tensor, bias: torch
                            bf16: bool = False) -> torch.Tensor:
     """Computes the mean binary cross entropy of "this node sends to a node of this id", over nodes and ids.
 
-    A node sends to itself only where `edge_index` of sort_edges() says so. Neither logits nor targets [nodes, ids] are there as
-    a whole.
+    A node sends to itself only where `edge_index` of sort_edges() has that edge. Neither logits nor targets [nodes, ids] exist
+    as a whole.
 
     rows:   [nodes, width] float32 or float64, one node or more.
     weight: [ids, width]; bias: [ids].
     ids:    [nodes] int64: the id of each node.
     edges:  the result of sort_edges().
-    bf16:   as linear_rows() has it.
+    bf16:   as in linear_rows().
     Returns: a scalar.
     """
     return _ops.neighbor_cross_entropy(rows, weight, bias, ids, edges, bf16)

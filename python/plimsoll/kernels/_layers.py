@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers row by row: dropout that is a function of a seed, norms, means of runs, an LSTM's step, mixtures of layers."""
+"""Layers that work row by row: seeded dropout, norms, means of runs of rows, an LSTM's step, mixtures of layers."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ _ops = torch.ops.plimsoll
 
 
 def relu_dropout(x: torch.Tensor, rate: float, seed: int, place: int) -> torch.Tensor:
-    """Computes relu(x) times dropout_factors(x, rate, seed, place), in one pass. Backward keeps the result alone.
+    """Computes relu(x) times dropout_factors(x, rate, seed, place), in one pass. Only the result is kept for backward.
 
     x: any shape, float32 or float64.
     """
@@ -34,14 +34,14 @@ def norm_relu_dropout(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor,
 
     x:      [rows, columns] float32 or float64.
     weight, bias, mean, variance: [columns].
-    of_batch: says that mean and variance are column_moments(x); the gradient of x then goes through them. Else they are
+    of_batch: True where mean and variance are column_moments(x): the gradient of x then goes through them. False: they are
             constants, such as running statistics.
     """
     return _ops.norm_relu_dropout(x, weight, bias, mean, variance, of_batch, rate, seed, place)
 
 
 def logistic(x: torch.Tensor) -> torch.Tensor:
-    """Computes 1 / (1 + exp(−x)); an element's bits do not depend on its place, as those of torch.sigmoid() do.
+    """Computes 1 / (1 + exp(−x)). An element's bits do not depend on its position; those of torch.sigmoid() do.
 
     x: any shape, float32 or float64.
     """
@@ -79,7 +79,7 @@ def lstm_cell(gates: torch.Tensor, before: torch.Tensor | None = None) -> tuple[
 
 
 def mix_layers(layers: Sequence[torch.Tensor], scores: torch.Tensor) -> torch.Tensor:
-    """Computes the sum of layers weighted by softmax(scores), row by row, as JumpingKnowledge("lstm") of torch_geometric ends.
+    """Computes the sum of layers weighted by softmax(scores), row by row: the end of torch_geometric's JumpingKnowledge("lstm").
 
     layers: [rows, columns] each, float32 or float64.
     scores: [rows, layers].

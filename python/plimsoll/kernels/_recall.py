@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recall ranks by counting: how many of a gallery are at least as similar as a query's own. Nothing is sorted."""
+"""Recall ranks by counting the gallery rows that are at least as similar as a query's own row. Nothing is sorted."""
 from __future__ import annotations
 
 import torch
@@ -8,7 +8,7 @@ _ops = torch.ops.plimsoll
 
 
 def recall_ranks(similarity: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Counts for each query how many of the gallery are at least as similar as its target; 1 is the best rank.
+    """Counts for each query the gallery rows that are at least as similar as its target. 1 is the best rank.
 
         ranks = recall_ranks(text @ image.T, torch.arange(len(text)))
 
@@ -20,10 +20,10 @@ def recall_ranks(similarity: torch.Tensor, target: torch.Tensor) -> torch.Tensor
 
 
 def turned_query_ranks(s: torch.Tensor, p: torch.Tensor, a: torch.Tensor, b: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
-    """Counts gallery rows that reach a bound, where each query is turned by several conditions.
+    """Counts gallery rows that reach a bound, where several conditions turn each query.
 
-    Condition k makes a·s + b·p of the similarity of query q and gallery row j, with s[q, j], p[k, j], a[k, q] and b[k, q]. One
-    product of queries and gallery then serves all conditions. Counts of parts of a gallery add up.
+    Under condition k the similarity of query q and gallery row j is a·s + b·p, with s[q, j], p[k, j], a[k, q] and b[k, q]. So
+    one product of queries and gallery serves all conditions. Counts of a gallery's parts add up.
 
     s: [queries, gallery], p: [conditions, gallery], a and b: [conditions, queries], all of one dtype, float32 or float64.
     least: [queries, conditions], the bound; the similarity of the query's own row makes the count its rank.
@@ -34,13 +34,13 @@ def turned_query_ranks(s: torch.Tensor, p: torch.Tensor, a: torch.Tensor, b: tor
 
 def turned_gallery_ranks(s: torch.Tensor, p: torch.Tensor, a: torch.Tensor, b: torch.Tensor, least: torch.Tensor, low: torch.Tensor,
                          high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counts gallery rows that reach a bound, where each gallery row is turned by several conditions.
+    """Counts gallery rows that reach a bound, where several conditions turn each gallery row.
 
-    Condition k makes a·s + b·p of the similarity of query q and gallery row j, with s[q, j], p[q, k], a[k, j] and b[k, j].
+    Under condition k the similarity of query q and gallery row j is a·s + b·p, with s[q, j], p[q, k], a[k, j] and b[k, j].
 
     s: [queries, gallery], p: [queries, conditions], a and b: [conditions, gallery], all of one dtype, float32 or float64.
     least: [queries, conditions], the bound.
-    low, high: [queries] int64: the query's own rows are low … high − 1, cut to the gallery.
+    low, high: [queries] int64. The query's own rows are low … high − 1, cut to the gallery.
     Returns: (all, own), [queries, conditions] int32 each: the count among all rows, and among the query's own.
     """
     return _ops.turned_gallery_ranks(s, p, a, b, least, low, high)

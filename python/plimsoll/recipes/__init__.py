@@ -43,7 +43,7 @@ _KINDS = {bool: "switch", int: "integer", float: "real", str: "text"}
 
 @dataclasses.dataclass(kw_only=True)
 class RunOptions:
-    """The options of every run; a recipe's options derive from this class.
+    """The options of every run. A recipe's options derive from this class.
 
     The run passed to train() was made with these options, so that a recipe itself needs only `data`.
     """
@@ -60,7 +60,7 @@ class RunOptions:
     compute_threads: int = 0
 
     def devices(self) -> dict[str, str]:
-        """Returns the limits of the devices that the run trains on, by torch's names for them; {}: it trains on the processor."""
+        """Returns the memory limits of the devices that the run trains on, by torch's names; {}: it trains on the CPU."""
         return {}
 
 
@@ -133,7 +133,7 @@ def add(recipe: Recipe) -> None:
 
     Errors: ValueError naming the recipe and the option that lacks a type or text; those of find().
     """
-    find()  # Those of ours are there first, and it takes their place.
+    find()  # Our own recipes come first, so this one can replace them.
     _core.add_recipe(name=recipe.name, about=recipe.about, unit=recipe.unit,
                      examples="\n".join("  " + line for line in recipe.examples), data_help=recipe.data,
                      data_advice="name it with --data PATH" + (
@@ -203,7 +203,7 @@ class _Work:
         from ..run._run import Run
 
         out = values["out"]
-        # Of several ranks the first makes it, and the launcher starts ranks again with the same words.
+        # With several ranks the first one makes the folder. The launcher restarts ranks with the same arguments.
         again = int(os.environ.get("RANK", "0")) > 0 or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
         if not resume and not again and _core.RunFolder.is_run(out):
             raise ValueError(f"{out}: it is a run already; `plimsoll resume {out}` goes on with it")

@@ -13,20 +13,24 @@ _METHODS = frozenset((
     "__hash__", "__len__", "_has_compatible_shallow_copy_type", "detach", "dim", "element_size", "get_device", "has_names", "is_complex", "is_contiguous",
     "is_floating_point", "is_inference", "is_pinned", "is_signed", "ndimension", "nelement", "numel", "requires_grad_",
     "size", "storage_offset", "stride"))
-_VALUES = frozenset(("H", "T", "data", "imag", "mH", "mT", "real"))  # Attributes that would give them.
+_VALUES = frozenset(("H", "T", "data", "imag", "mH", "mT", "real"))  # Attributes that return values.
 
 
 class Absent(torch.nn.Parameter):
-    """Says what a tensor is; whatever asks for its values is a RuntimeError that names it."""
+    """A parameter without values. Its shape and dtype can be read; an operation on its values raises RuntimeError with its name."""
 
     what: str
 
     @classmethod
     def like(cls, parameter: Any, what: str, device: torch.device | None = None) -> Absent:
-        """Makes one of the same shape and dtype as `parameter`. what: its name, for errors. device: where its block computes."""
+        """Returns an Absent with the shape and dtype of `parameter`.
+
+        what:   its name, for errors.
+        device: where its block computes.
+        """
         number = torch.zeros((), dtype=parameter.dtype, device=device)
         if parameter.dtype.is_floating_point:
-            number.fill_(float("nan"))  # Should anything get past the errors.
+            number.fill_(float("nan"))  # Shows in results, should an operation get past the errors.
         made: Absent = cls(number.expand(parameter.shape), requires_grad=False)
         made.what = what
         return made
@@ -43,9 +47,9 @@ class Absent(torch.nn.Parameter):
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args)
             if name == "is_shared":
-                return True  # With the file: plimsoll.adopt() leaves it where it is.
+                return True  # So plimsoll.adopt() leaves it alone.
             if name == "__set__" and args[1] is own:
-                return None  # Torch keeps a reference to what this returns, for ever.
+                return None  # torch keeps a returned object alive for ever.
             if name == "detach" or name == "copy_" and args[1] is own:
                 return own
             if name == "to" and _stays(own, args[1:], kwargs or {}):

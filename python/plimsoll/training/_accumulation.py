@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches in `accumulate`: their gradients added up, and the optimizers' step after the last of them, all or nothing.
+"""Accumulation: adds up the gradients of `accumulate` batches, then steps the optimizers, all or nothing.
 
 Reading order: _backward.py, _update.py, this file, _retry.py.
 Threads: the thread that trains.
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class _Window:
-    """Batches since the optimizer's last step."""
+    """The batches since the optimizer's last step: how many, their weight, their Rows."""
 
     batches: int = 0
     weight: float = 0.0
     first: float = 0.0
-    """The weight that others are multiples of: gradients stay of one size, and one batch's unchanged."""
+    """The unit of weights: that of the window's first part. So the gradients of a single batch are unchanged."""
     rows: list[Rows] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
 class _Attempt:
-    """A batch on its way into the window."""
+    """One try to add a batch to the window."""
 
     work: Work
     parts: int
@@ -46,7 +46,7 @@ class _Attempt:
     window: _Window
     """The window, this batch included."""
     whole: bool
-    """The window is full then."""
+    """Whether this batch fills the window."""
     gradients: Gradients
     dealt: list[LookedUp] = dataclasses.field(default_factory=list)
     """Rows of other ranks, with gradients."""
@@ -54,15 +54,15 @@ class _Attempt:
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """A batch that is in the window, and the step at its end."""
+    """The result of adding a batch: its loss, and whether the optimizers stepped."""
 
     loss: float
     undo: list[Callable[[], Any]] | None
-    """Puts it back, where another call of the batch may fail; None: rows were written, and cannot be."""
+    """Functions that undo the call, where another call of the batch may fail; None: rows were written, and it cannot be undone."""
 
 
 class Accumulation:
-    """Adds batches to the window, and has the optimizers step at its end."""
+    """The window of batches before an optimizer step. Steps the optimizers when the window is full."""
 
     def __init__(self, options: Options, backward: Backward, update: Update) -> None:
         self._options, self._backward, self._update = options, backward, update
@@ -72,7 +72,7 @@ class Accumulation:
         self.steps = 0
         """Steps of the optimizer."""
         self.updated = False
-        """Whether the last batch stepped it."""
+        """Whether the last batch stepped the optimizers."""
 
     @property
     def rows_waiting(self) -> list[Rows]:
@@ -80,26 +80,26 @@ class Accumulation:
         return self._window.rows
 
     def wait_for(self, rows: list[Rows]) -> None:
-        """Adds to those that wait."""
+        """Adds `rows` to the Rows whose gradients wait for the optimizer's step."""
         self._window.rows += rows
 
     def state(self) -> dict[str, Any]:
-        """Returns the state that load_state() takes. Waiting Rows are not in it."""
+        """Returns the state for load_state(). Waiting Rows are not in it."""
         window = self._window
         gradients = [p.grad for p in self._options.trained()] if window.batches else []
         return {"steps": self.steps, "batches": window.batches, "weight": window.weight, "first": window.first,
                 "gradients": gradients}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Errors: KeyError for another's."""
+        """Sets steps, window and gradients from `state`. Errors: KeyError where `state` is not from state()."""
         self.steps = int(state["steps"])
         self._window = _Window(batches=int(state.get("batches", 0)), weight=state.get("weight", 0.0),
                                first=state.get("first", 0.0))
         for parameter, gradient in zip(self._options.trained(), state.get("gradients", [])):
-            parameter.grad = None if gradient is None else gradient.to(parameter.device)  # It was read to the host.
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)  # A checkpoint is read into host memory.
 
     def set_aside(self, work: Work, rows: list[Rows] | None = None) -> Gradients:
-        """Gradients of parameters, of Rows (those that wait, if not given) and of what else the batch has."""
+        """Sets aside the gradients of parameters, `rows` and the batch's tensors. rows: default the waiting Rows."""
         rows = self.rows_waiting if rows is None else rows
         together = [*self._options.trained(), *(one.tensor for one in rows)]
         others = [p for model in self._options.models for p in model.parameters()]
@@ -138,18 +138,18 @@ class Accumulation:
         return made, None
 
     def _last_of_window(self) -> _Window:
-        """Before the last batch of `accumulate`."""
+        """Returns a window of `accumulate` − 1 batches: the next batch is its last."""
         accumulate = self._options.accumulate
         return _Window(batches=accumulate - 1, weight=1.0, first=1.0) if accumulate > 1 else _Window()
 
     def _added(self, one: _Attempt) -> tuple[float, bool, list[Callable[[], Any]]]:
-        """(loss, whether the optimizers stepped, what puts that back)."""
+        """Returns (loss, whether the optimizers stepped, functions that undo the step)."""
         options, window, sums = self._options, one.window, self._options.loss == "sum"
         node = self._group.gradients(lambda: self._graded(one), lambda: options.trained() if one.whole or self._told else [],
                                      options.models, sums)
         owned = [table.owned([rows for rows in one.dealt if rows.table is table],
                              lambda rows: 1.0 if sums else rows.weight / node.weight) for table in options.handed.tables]
-        if self._told:  # A window has batches of all workers together, the same for any number of ranks.
+        if self._told:  # A window holds the sums over all workers, the same for any number of ranks.
             one.gradients.join(*shares_of(window.weight, node.weight, sums))
             window.weight += node.weight
         if not one.whole:
@@ -157,7 +157,7 @@ class Accumulation:
         return (node.loss, *self._update.make([*window.rows, *owned], one.rehearsing))
 
     def _graded(self, one: _Attempt) -> tuple[float, float, float]:
-        """(loss, weight of the batch, weight of what is in the window), gradients added up."""
+        """Adds up the batch's gradients. Returns (loss, weight of the batch, weight of the window)."""
         options, window, gradients = self._options, one.window, one.gradients
         with (recomputed(options.checkpoint if one.recomputes else ()), collected(gradients) as looked_up,
               options.handed.interruptible()):
@@ -178,7 +178,7 @@ class Accumulation:
         return loss, weight(one.work, tally.weight), weight(one.work, window.weight)
 
     def _undone(self, one: _Attempt, undo: list[Callable[[], Any]]) -> list[Callable[[], Any]] | None:
-        """Returns the functions that undo a call, `undo` of its update among them. None: rows were written, and cannot be put back."""
+        """Returns the functions that undo a call, those in `undo` included. None: rows were written and cannot be put back."""
         steps, window = self.steps, self._window
 
         def forgotten() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admission: a step or an evaluation is made for real and put back, and what it leased is promised to tensors.
+"""Admission: makes a step or an evaluation, undoes it, and reserves the memory it leased for tensors.
 
 Reading order: _accumulation.py, _retry.py, this file, _step.py.
 Threads: the thread that trains.
@@ -27,21 +27,21 @@ from ._transaction import Before
 
 
 class Admission:
-    """Rehearses steps, and promises tensors what they take."""
+    """Rehearses steps and evaluations, and reserves the memory they take for tensors."""
 
     def __init__(self, options: Options, accumulation: Accumulation, need: Need, retry: Retry, events: Events) -> None:
         self._options, self._accumulation, self._need, self._retry, self._events = options, accumulation, need, retry, events
         self.admitted_bytes = 0
-        """Bytes that tensors were promised."""
+        """The bytes reserved for tensors."""
 
     def of_step(self, work: Work) -> int:
-        """The promised bytes, of a step on `work`. Errors: as admit()."""
+        """Reserves the memory of a step on `work` for tensors. Returns the reserved bytes. Errors: as admit()."""
         def rehearsed() -> Refusal | None:
             options = self._options
             refusal: Refusal | None = None
             with self._put_back_after(work):
-                # The last batch of a window, and again: then the optimizer's states are there, and gradients of those before it.
-                # Rows that wait already are left out: their gradients are set aside.
+                # The last batch of a window, twice: the second one finds the optimizer's states and earlier gradients.
+                # Waiting Rows are left out: their gradients are set aside.
                 for _ in range(2 if options.accumulate > 1 or not all(one.state for one in options.optimizers) else 1):
                     if refusal is None:
                         _, refusal = self._accumulation.attempt(work, self._retry.parts, self._retry.recomputes, rehearsing=True)
@@ -50,7 +50,7 @@ class Admission:
         return self.admit(f"a step of {work.rows} rows", work.rows, rehearsed, lambda: self._need.of(work, self._retry.recomputes))
 
     def rehearse(self, work: Work) -> None:
-        """Makes a step on `work`, and puts nothing back but one that memory refuses. Errors: BudgetExceeded."""
+        """Makes a step on `work`. Its effects are undone only where memory is refused. Errors: BudgetExceeded."""
         before = self._retry.remember(work.rows, *reached([*work.functions, *self._options.models]))
         _, refusal = self._accumulation.attempt(work, 1, False, rehearsing=True)
         if refusal is not None:
@@ -58,9 +58,10 @@ class Admission:
             raise BudgetExceeded(str(refusal), "tensors", 0, 0)
 
     def admit(self, what: str, rows: int, rehearsed: Callable[[], Refusal | None], need: Callable[[], int | None]) -> int:
-        """Promises tensors what rehearsed() leases; returns the bytes. need: what it takes where memory refused it.
+        """Reserves the memory that rehearsed() leases for tensors. Returns the reserved bytes.
 
-        Errors: BudgetExceeded naming a limit that would do; ValueError without a governor that tensors are leased from.
+        need:   returns the bytes needed, where rehearsed() was refused memory.
+        Errors: BudgetExceeded with a sufficient limit; ValueError without a governor that tensors are leased from.
         """
         extension, governor = self._options.extension, Governor.current()
         if governor is None or not governor.arena_attached:
@@ -82,7 +83,7 @@ class Admission:
                 if refusal is None and peaks[name] > device.room_bytes:
                     raise device.refusal(f"{what} is not admitted", peaks[name])
             needed, room = extension.with_margin(peak), governor.tensor_room()
-            if self._options.handed.goes_on and peak <= room:  # What is held before anything is leased varies from life to life.
+            if self._options.handed.goes_on and peak <= room:  # Memory held before the first lease varies from start to start.
                 needed = min(needed, room)
             if refusal or needed > room:
                 why = refusal or f"it needs {format_bytes(needed)}, and {format_bytes(room)} is left"
@@ -101,7 +102,7 @@ class Admission:
 
     @contextlib.contextmanager
     def _put_back_after(self, work: Work) -> Iterator[None]:
-        """Inside, steps may be made; afterwards everything is as it was, on disk meanwhile."""
+        """Restores the training state at the end of the `with` block. Meanwhile the state is kept on disk."""
         options = self._options
         modules, generators = reached([*work.functions, *options.models])
         with contextlib.ExitStack() as held:

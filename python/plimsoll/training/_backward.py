@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of a batch: in parts, of one loss or of embeddings that a loss compares, for each virtual worker.
+"""Gradients of a batch: whole or in parts, of a plain or a contrastive loss, for each virtual worker.
 
 Reading order: _batch.py, _transaction.py, this file, _accumulation.py.
 Threads: the thread that trains.
-Memory:  of a contrastive batch in parts, all embeddings and a random state a part; of several virtual workers, see _virtual_workers.py.
+Memory:  for a contrastive batch in parts, all embeddings and a random state per part; for virtual workers, see _virtual_workers.py.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ._transaction import Gradients
 
 
 class Tally:
-    """Weights of a batch's parts, as multiples of the window's first."""
+    """The weights of a batch's parts, as multiples of the first weight in the window."""
 
     def __init__(self, gradients: Gradients, first: float) -> None:
         self.gradients, self.first = gradients, first
@@ -39,7 +39,11 @@ class Tally:
         return weight / self.first
 
     def add_mean(self, each: float | None) -> None:
-        """each: numbers a row that a part's mean is of. Errors: Unweighted where another part's was of others."""
+        """Checks that the parts' means are over equally many numbers.
+
+        each:   count of numbers per row in a part's mean.
+        Errors: Unweighted where another part's count differs.
+        """
         if self._each is not None and each is not None and self._each != each:
             raise Unweighted(f"its loss is a mean of {self._each:g} numbers a row in one part and of {each:g} "
                              "in another, so the whole batch's would be another mean; weight= would say "
@@ -48,39 +52,43 @@ class Tally:
 
 
 class Work:
-    """A batch, or one for each virtual worker of this process, and how gradients are made."""
+    """The batches of this process, one per virtual worker, and the function that makes their gradients."""
 
     def __init__(self, batches: list[Batch], functions: tuple, how: Callable[..., float], absent: int = 0) -> None:
         self._batches, self.functions, self._how, self._absent = batches, functions, how, absent
-        self.batch = max(batches, key=lambda one: one.rows)  # Those of all workers are cut alike.
+        self.batch = max(batches, key=lambda one: one.rows)  # The largest: all workers' batches are cut into the same number of parts.
         self.rows = self.batch.rows
 
     def gradients(self, parts: int, tally: Tally) -> float:
-        """Adds up the gradients, the batch in so many parts; returns the loss."""
+        """Adds up the gradients, with the batch cut into `parts` parts. Returns the loss."""
         return self._how(self.batch, 1 if self.batch.why_whole else min(parts, self.rows), tally, *self.functions)
 
     def each(self) -> Iterator[Work | None]:
-        """Yields the work of each batch by itself; None for a worker that has no batch."""
+        """Yields each batch as a Work of its own; None for a worker without a batch."""
         there = len(self._batches) - self._absent
         return (Work([one], self.functions, self._how) if k < there else None for k, one in enumerate(self._batches))
 
     def tensors(self) -> Iterator[Any]:
-        """Every tensor of the batches."""
+        """Yields every tensor of the batches."""
         return (tensor for one in self._batches for tensor in one.tensors())
 
     def first(self, rows: int) -> Work:
-        """Returns the work of the first `rows` rows of one batch."""
+        """Returns a Work of the largest batch's first `rows` rows."""
         return Work([self.batch.first(rows)], self.functions, self._how)
 
 
 class Backward:
-    """Makes the gradients of a step's batches."""
+    """Computes the gradients of a step's batches."""
 
     def __init__(self, options: Options) -> None:
         self._options, self._workers = options, options.handed.workers
 
     def work(self, batch: Any, *functions: Callable[..., Any]) -> Work:
-        """functions: f, or embed and loss of a contrastive step. Errors: ValueError."""
+        """Returns the Work of `batch`.
+
+        functions: `f`; or `embed` and `loss` of a contrastive step.
+        Errors:    ValueError where the functions do not fit the option `loss`.
+        """
         together = batch if isinstance(batch, WorkerBatches) else WorkerBatches([batch])
         given, absent = [Batch(one, self._options.split) for one in together], together.absent
         self._refuse_rows([rows for one in given for rows in one.handles])
@@ -93,12 +101,15 @@ class Backward:
         return Work(given, functions, self._plain, absent)
 
     def make(self, work: Work, parts: int, tally: Tally, batch: int, looked_up: list[Any]) -> float:
-        """Adds up the gradients of `work`, and of rows that it looks up; returns the loss. batch: its number, for random numbers."""
+        """Adds up the gradients of `work` and of the rows that it looks up. Returns the loss.
+
+        batch: the batch's number, which seeds the virtual workers.
+        """
         if self._workers is None:
             return work.gradients(parts, tally)
         if self._workers.told:
             return self._of_workers(self._workers, work, parts, tally, batch, looked_up)
-        with self._workers.seeded(0, batch):  # One, which may have batches before this one in its window.
+        with self._workers.seeded(0, batch):  # A single virtual worker, whose window may have earlier batches.
             value = work.gradients(parts, tally)
         for rows in looked_up:
             rows.take(self.share(tally.first, tally.weight), self.weight(work, tally.weight))
@@ -109,11 +120,11 @@ class Backward:
         return 1.0 if self._options.loss == "sum" or weight == 0 else first / weight
 
     def weight(self, work: Work, weight: float) -> float:
-        """The weight of a batch among others: `weight` where the loss is a mean, else its number of rows."""
+        """Returns the batch's weight among others: `weight` where the loss is a mean, else its number of rows."""
         return weight if self._options.loss == "mean" else float(work.rows)
 
     def _of_workers(self, workers: VirtualWorkers, work: Work, parts: int, tally: Tally, batch: int, looked_up: list[Any]) -> float:
-        """Adds up the gradients and weights of this process's virtual workers; returns the loss. Gradients of looked-up rows stay per worker."""
+        """Adds up gradients and weights of this process's virtual workers. Returns the loss. Gradients of looked-up rows stay per worker."""
         tree, buffers = Tree(self._options.loss == "sum"), Buffers(self._options.models if workers.own > 1 else ())
         for number, one in enumerate(work.each()):
             if one is None:
@@ -134,7 +145,7 @@ class Backward:
         return whole.loss
 
     def _refuse_rows(self, handles: list[Rows]) -> None:
-        """Errors: ValueError for Rows in a batch of several workers, which each would have gradients of alone; on all ranks."""
+        """Refuses Rows in a batch where there are several workers, on all ranks. Errors: ValueError."""
         workers, name = self._workers, os.path.basename(handles[0]._store.directory) if handles else ""
         if workers is None or not handles:
             return
@@ -152,14 +163,14 @@ class Backward:
             weight = self._weigh(value, part, parts, tally)
             tally.gradients.watch_graph(value)
             if weight == 0:
-                continue  # Nothing in it counts; its mean is no number.
+                continue  # The part has no weight, so its mean is NaN.
             factor = tally.add(weight)
             self._backward(value if factor == 1 else value * factor)
             total += float(value.detach()) * (weight if mean else 1)
         return total / tally.weight if mean and tally.weight else total
 
     def _weigh(self, value: Any, part: Part, parts: int, tally: Tally) -> float:
-        """How much of a mean this part is. Errors: Unweighted."""
+        """Returns the weight of `part` in a mean; 1 where the loss is no mean. Errors: Unweighted."""
         if self._options.loss != "mean":
             return 1.0
         if self._options.weight is not None:
@@ -176,7 +187,7 @@ class Backward:
         with_graph(value)
         scaler = self._options.scaler
         (value if scaler is None else scaler.scale(value)).backward()
-        torch.clear_autocast_cache()  # What it holds is of a graph that is gone.
+        torch.clear_autocast_cache()  # Its casts belong to a graph that is gone.
 
     def _contrastive(self, batch: Batch, parts: int, tally: Tally, embed: Callable[..., Any], loss: Callable[..., Any]) -> float:
         import torch
@@ -213,7 +224,7 @@ class Backward:
 
 @contextlib.contextmanager
 def recomputed(modules: Iterable[Any]) -> Iterator[None]:
-    """Inside, these modules keep no activations: backward runs their forward again, dropout and all."""
+    """Makes `modules` recompute their activations in backward, inside the `with` block. Dropout draws the same numbers again."""
     from torch.utils.checkpoint import checkpoint
 
     patched = []
@@ -225,7 +236,7 @@ def recomputed(modules: Iterable[Any]) -> Iterator[None]:
     finally:
         for module, own in patched:
             if own is None:
-                del module.forward  # The class's is seen again.
+                del module.forward  # The class's forward is used again.
             else:
                 module.forward = own
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch of any structure, cut into parts; and what each part's loss weighs.
+"""Batch: a batch of any structure, cut into parts, and the weights of the parts' losses.
 
 Threads: the thread that trains.   Memory: parts are views.
 """
@@ -21,7 +21,7 @@ _MEAN = 1  # torch's number for reduction="mean".
 
 
 class Batch:
-    """The batch that a step's function gets.
+    """A batch of any structure.
 
     Tensors, NumPy arrays and Rows have rows first; numbers, text, None and tensors without dimensions
     go to every part as they are. Around them: tuples, named tuples, lists, dataclasses and mappings, in
@@ -35,12 +35,12 @@ class Batch:
         self._value, self._split = value, split
         leaves = list(_leaves(value))
         self.handles: list[Rows] = [one for one in leaves if isinstance(one, Rows)]
-        """Rows of tables: the function gets their tensors."""
+        """The batch's Rows. The function gets their tensors."""
         rows = [_rows_of(one) for one in leaves if _has_rows(one)]
         sizes = sorted(set(rows))
         self.rows = rows[0] if rows else 1
         self.why_whole = ""
-        """Why the batch cannot be cut; "" when it can."""
+        """The reason why the batch cannot be cut; "": it can."""
         packed = any(map(_is_packed, leaves))
         if split is None and (packed or len(sizes) != 1):
             self.why_whole = ("a PackedSequence is not cut" if packed
@@ -49,11 +49,11 @@ class Batch:
             self.why_whole += "; split=, a function of (batch, parts), would say how it is cut"
 
     def arguments(self) -> tuple:
-        """For the function: a tuple's or list's entries, anything else as one."""
+        """Returns the arguments of the step's function: the entries of a tuple or list; any other batch as one argument."""
         return _arguments(_mapped(self._value, lambda one: one.tensor if isinstance(one, Rows) else one))
 
     def tensors(self) -> Iterator[Any]:
-        """Every tensor in it, those of Rows too."""
+        """Yields every tensor of the batch, those of Rows included."""
         import torch
 
         for one in _leaves(self._value):
@@ -65,7 +65,7 @@ class Batch:
                 yield one.data
 
     def cut(self, parts: int) -> Iterator[Part]:
-        """The parts, in order, each made when it is asked for."""
+        """Yields `parts` parts in order. A part is made when it is asked for."""
         if parts == 1:
             yield Part(self.arguments(), self.rows)
         elif self._split is not None:
@@ -77,7 +77,7 @@ class Batch:
                 yield self._part(self.rows * k // parts, self.rows * (k + 1) // parts)
 
     def first(self, rows: int) -> Batch:
-        """Its first rows, as a batch."""
+        """Returns a batch of the first `rows` rows."""
         return Batch(_Given(self._part(0, rows).arguments))
 
     def _part(self, begin: int, end: int) -> Part:
@@ -91,14 +91,14 @@ class Batch:
 
 @dataclasses.dataclass
 class Part:
-    """Arguments of the step's function, and how many rows they have."""
+    """The arguments of the step's function for some rows of a batch, and the number of these rows."""
 
     arguments: tuple
     rows: int
 
 
 class _Given(tuple):
-    """Arguments as they are."""
+    """A tuple whose entries are the arguments, whatever they are."""
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -116,13 +116,13 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any], rows: int = -1) -> Any:
-    """`value` with every leaf changed; lists of `rows` entries without tensors are leaves as well."""
+    """Returns `value` with change() applied to every leaf. Lists of `rows` entries without tensors are leaves too."""
     if isinstance(value, Mapping):
         changed = {key: _mapped(one, change, rows) for key, one in value.items()}
         if type(value) is dict or not isinstance(value, MutableMapping):
             return changed
         other: Any = copy.copy(value)
-        for name, held in getattr(other, "__dict__", {}).items():  # A mapping of the program's own shares what it holds.
+        for name, held in getattr(other, "__dict__", {}).items():  # copy.copy() shares the inner mappings of a class of the program's.
             if isinstance(held, MutableMapping):
                 other.__dict__[name] = copy.copy(held)
         for key, one in changed.items():
@@ -160,19 +160,19 @@ def _has_rows(one: Any) -> bool:
 
 
 def _rows_of(one: Any) -> int:
-    """The number of rows of a leaf that has rows."""
+    """Returns the number of rows in a leaf."""
     return int(one.batch_sizes[0]) if _is_packed(one) else len(one)
 
 
 def weight_of(value: Any, part: Part) -> tuple[float, float | None]:
-    """(weight, its share for each row) of a mean, as the graph of the loss tells it.
+    """Returns (weight, numbers per row) of a mean loss, read from its autograd graph.
 
-    A cross entropy tells the targets it did not ignore (their class weights summed), and None, for that
-    differs from row to row. Any other mean of torch tells how many numbers it is of.
+    The weight of a cross entropy is the sum of class weights over its counted targets. It differs from row to row, so the second is
+    None. The weight of any other mean of torch is its count of numbers.
     Errors: Unweighted when the loss does not end in a mean.
     """
     node = value.grad_fn
-    while node is not None and node.name().startswith("ToCopyBackward"):  # Another dtype.
+    while node is not None and node.name().startswith("ToCopyBackward"):  # A conversion of the dtype.
         node = node.next_functions[0][0]
     name = node.name() if node is not None else "a leaf"
     if name.startswith("NllLoss") and node._saved_reduction == _MEAN:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of a training loop of your own: model, optimizer, random states; whole or not there.
+"""Checkpoints of a training loop of your own: model, optimizer, random states, written whole or not at all.
 
     FOLDER/step-000000100.pt    a file of torch.save: {"step", "parts": {name: state}, "random"}
 
@@ -34,14 +34,14 @@ def save_checkpoint(folder: str | os.PathLike[str], step: int, /, *, keep: int =
         plimsoll.save_checkpoint("run", step, model=model, optimizer=optimizer)
         vectors.commit(step)           # afterwards: a commit always has its checkpoint
 
-    The file is whole or not there, also after a power cut. A checkpoint of the same step is replaced;
-    those of later steps, from a life that was undone, are deleted; so are all but the `keep` newest.
-    With the default of 2 the checkpoint of the last commit stays until the next commit.
+    A power cut leaves either the whole file or none. A checkpoint of the same step is replaced. Checkpoints of
+    later steps are deleted, and so are all but the `keep` newest. With the default of 2 the checkpoint of the
+    last commit stays until the next commit.
 
-    parts:  name=part. A part has state_dict() and load_state_dict(), as models, optimizers, schedulers and
-            plimsoll's Loader and TrainingStep do, or is a torch.Generator.
-    Errors: ValueError (step, keep, a part without state, or a value that cannot be read back safely);
-            OSError when it cannot be written, with the checkpoints as they were.
+    parts:  name=part. A part is a torch.Generator, or has state_dict() and load_state_dict(): a model,
+            an optimizer, a scheduler, a Loader, a TrainingStep.
+    Errors: ValueError (step, keep, a part without state, a value that cannot be read back safely);
+            OSError where the file cannot be written. The older checkpoints are then unchanged.
     """
     if step < 0 or keep < 1:
         raise ValueError(f"save_checkpoint: step {step} must be 0 or more, and keep {keep} 1 or more")
@@ -58,19 +58,19 @@ def save_checkpoint(folder: str | os.PathLike[str], step: int, /, *, keep: int =
 
 
 def load_checkpoint(folder: str | os.PathLike[str], step: int | None = None, /, **parts: Any) -> int:
-    """Puts `parts` and the random states back as they were when the checkpoint was saved; returns its step.
+    """Restores `parts` and the random states from a checkpoint. Returns its step.
 
         vectors = plimsoll.EmbeddingStore.open(governor, "run/items", …)
         begin = plimsoll.load_checkpoint("run", vectors.last_commit, model=model, optimizer=optimizer)
         for step in range(begin + 1, steps + 1): …
 
-    step:   the checkpoint to load; None: the newest. Of a loop with rows give the table's `last_commit`:
-            a checkpoint without its commit is from a step that is done again. Where nothing was saved
-            (None in an empty folder) or committed (a negative step), nothing is loaded and 0 is returned.
-    parts:  the same names as when it was saved.
-    Errors: NotFoundError naming the steps there are; CorruptError (a checksum does not match); ValueError
-            when the parts are not those that were saved; what a part's load_state_dict() raises, and then
-            parts before it are loaded already.
+    step:   the checkpoint to load; None: the newest. With a table, pass its `last_commit`: a newer checkpoint
+            belongs to a step that is made again. For None in an empty folder, and for a negative step,
+            nothing is loaded and 0 is returned.
+    parts:  the same names as in save_checkpoint().
+    Errors: NotFoundError, which lists the steps that exist; CorruptError (a checksum does not match);
+            ValueError where the names differ from the saved ones; errors of a part's load_state_dict(),
+            after the parts before it were loaded.
     """
     place = pathlib.Path(folder)
     steps = _steps(place)
@@ -89,14 +89,14 @@ def load_checkpoint(folder: str | os.PathLike[str], step: int | None = None, /, 
         raise ValueError(f"{_path(place, step)}: holds {_names(content['parts'])}, and load_checkpoint was "
                          f"given {_names(parts)}")
     for name, part in parts.items():
-        state = content["parts"].pop(name)  # So that one part at a time is there twice.
+        state = content["parts"].pop(name)  # So only one part at a time is in memory twice.
         part.load_state_dict(state) if hasattr(part, "load_state_dict") else part.set_state(state)
     RandomStates.from_plain(content["random"]).put_back()
     return step
 
 
 def _state_of(name: str, part: Any, asked: bool = True) -> Any:
-    """The state of a part. Errors: ValueError for what has none."""
+    """Returns the state of a part. Errors: ValueError where it has none."""
     import torch
 
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
@@ -107,7 +107,7 @@ def _state_of(name: str, part: Any, asked: bool = True) -> Any:
 
 
 def check_plain(value: Any, where: str) -> None:
-    """Errors: ValueError for what could not be read back without running code from the file."""
+    """Checks that a value can be read back without running code from the file. Errors: ValueError."""
     import torch
 
     if isinstance(value, torch.Tensor) or type(value) in (
@@ -126,7 +126,7 @@ def check_plain(value: Any, where: str) -> None:
 
 
 def write(content: dict[str, Any], path: pathlib.Path, step: int) -> int:
-    """Replaces the file `path` by `content`, durably; returns its bytes. Errors: OSError."""
+    """Replaces the file `path` durably by `content`. Returns its bytes. Errors: OSError."""
     import torch
 
     try:
@@ -134,7 +134,7 @@ def write(content: dict[str, Any], path: pathlib.Path, step: int) -> int:
             torch.save(content, file)
             return file.tell()
     except RuntimeError as error:
-        cause = error.__context__  # Torch's writer wraps what the file said.
+        cause = error.__context__  # torch's writer wraps the file's error.
         if isinstance(cause, OSError):
             raise OSError(cause.errno, f"the checkpoint of step {step} was not saved: "
                           f"{cause.strerror}", str(path.parent)) from None
@@ -165,7 +165,7 @@ def read(path: pathlib.Path, step: int, mapped: bool = False) -> dict[str, Any]:
 
 
 def copied(value: Any, copy_of: Callable[[Any], Any] | None = None, kind: type | None = None) -> Any:
-    """Copies a value that check_plain() takes, with its tensors. A model's state keeps its attributes.
+    """Copies a value that passes check_plain(), tensors included. A model's state keeps its attributes.
 
     copy_of: makes a tensor's copy. kind: the type that is copied instead of tensors; it needs a copy_of.
     """
@@ -192,7 +192,7 @@ def _path(place: pathlib.Path, step: int) -> pathlib.Path:
 
 
 def _steps(place: pathlib.Path) -> list[int]:
-    """Steps of the checkpoints there are, ascending."""
+    """Returns the steps of the checkpoints in `place`, ascending."""
     if not place.is_dir():
         return []
     found = (re.fullmatch(r"step-(\d{9,18})\.pt", name) for name in os.listdir(place))

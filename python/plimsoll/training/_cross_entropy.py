@@ -2,8 +2,8 @@
 """linear_cross_entropy: the loss of a language model's head without its logits.
 
 The logits of a step are tokens × vocabulary: 2,048 tokens of 151,936 words are 1.2 GB in float32, several
-times over in backward. Here they exist for `chunk` tokens at a time. Their gradient is made right there, in
-the forward pass, and what stays of it is as large as the hidden states (and the head, where that is trained).
+times over in backward. Here they exist for `chunk` tokens at a time. Their gradient is computed at once, in the
+forward pass. Only the gradients of the hidden states, and of a trained head, are kept.
 
 Source: Hsu et al., "Liger Kernel: Efficient Triton Kernels for LLM Training" (2024), section 3.2,
 "FusedLinearCrossEntropy"; here in torch's operators.
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     import torch
 
 _REDUCTIONS = ("mean", "sum")
-_BLOCK_BYTES = 4 << 20  # Of rows that are worked on at a time; a row may be larger.
-_SHAPES = 16  # Of products, at most: oneDNN keeps a megabyte for each that it made of bfloat16.
+_BLOCK_BYTES = 4 << 20  # Bytes of the rows in a block; a single row may be larger.
+_SHAPES = 16  # Most shapes of products: oneDNN keeps a megabyte for each shape in bfloat16.
 _only_one = False  # Within one_chunk().
 
 
 @contextlib.contextmanager
 def one_chunk() -> Iterator[None]:
-    """Inside, one whole chunk is made however many tokens there are: the memory of all chunks, and no true result.
+    """Computes one whole chunk whatever the number of tokens, inside the `with` block. It has the memory of all chunks and a wrong result.
 
-    For plans: whose steps then do the same at every size.
+    For plans: their steps then allocate the same at every size.
     """
     global _only_one
     _only_one = True
@@ -46,25 +46,25 @@ def one_chunk() -> Iterator[None]:
 def linear_cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *,
                          bias: torch.Tensor | None = None, ignore_index: int = -100, chunk: int = 512,
                          label_smoothing: float = 0.0, reduction: str = "mean") -> torch.Tensor:
-    """The cross-entropy of `hidden @ weight.T + bias` with `labels`, whose logits are never there as a whole.
+    """Returns the cross-entropy of `hidden @ weight.T + bias` with `labels`. The logits never exist as a whole.
 
         hidden = model.model(input_ids=ids).last_hidden_state                  # [batch, length, features]
         loss = plimsoll.linear_cross_entropy(hidden[:, :-1], model.lm_head.weight, ids[:, 1:])
 
-    The same as torch.nn.functional.cross_entropy() of these logits, within rounding; its gradients too, for
-    hidden states, weight and bias, of which only what requires one is made. Nothing is shifted.
+    Within rounding, loss and gradients equal those of torch.nn.functional.cross_entropy() on these logits.
+    Gradients are computed only for the inputs that require them. Labels are not shifted.
 
     hidden:  [..., features] float32, bfloat16 or float64.
     weight:  [vocabulary, features] of the same dtype. bias: [vocabulary], or None.
-    labels:  [...] int64, from 0 to vocabulary − 1, or ignore_index: such tokens cost nothing.
-    chunk:   tokens whose logits are there at a time. Other chunks round otherwise: keep it from run to run.
-    reduction: "mean" over the tokens that are not ignored, or "sum". Where all are ignored both are 0, and so
-             are the gradients; torch's mean is NaN there.
+    labels:  [...] int64, from 0 to vocabulary − 1, or ignore_index. Ignored tokens are not computed.
+    chunk:   number of tokens whose logits exist at a time. Another size rounds otherwise: keep it from run to run.
+    reduction: "mean" over the tokens that are not ignored, or "sum". Where all are ignored, loss and
+             gradients are 0; torch's mean is NaN there.
     Returns: a scalar of float32 (float64 for float64). Products of bfloat16 are summed in float32 and rounded,
              as torch's are; all else, the gradient of a trained weight included, is computed in float32.
              Under autocast hidden and weight are cast as torch.nn.functional.linear() casts them.
-    Memory:  beside the gradients, chunk × vocabulary × 4 B. For bfloat16 × 2 B and 4 MiB or a token's logits in
-             float32, whichever is more; with a trained weight or bias × 6 B. What torch's products take is not counted.
+    Memory:  chunk × vocabulary × 4 B, beside the gradients. For bfloat16: × 2 B, or × 6 B with a trained weight or
+             bias, and 4 MiB or a token's logits in float32, whichever is more. Torch's products take more.
     Errors:  ValueError naming the argument. In a TrainingStep with loss="mean" give `weight=`, such as
              `lambda ids: (ids[:, 1:] != -100).sum()`. A gradient of the gradient is refused by torch.
     Source:  Hsu et al., "Liger Kernel" (2024), section 3.2.
@@ -113,7 +113,7 @@ def _check(hidden: Any, weight: Any, labels: Any, bias: Any, chunk: int, label_s
 
 
 class _Chunk:
-    """Logits of some tokens, and in their place the gradient of their losses; a few rows at a time are widened."""
+    """A buffer for the logits of `chunk` tokens, overwritten by the gradient of their losses. A few rows at a time are widened."""
 
     def __init__(self, rows: int, weight: Any, bias: Any, smoothing: float, kind: Any, keeps_wide: bool) -> None:
         self._weight, self._bias, self._smoothing = weight, bias, smoothing
@@ -124,7 +124,7 @@ class _Chunk:
             (rows if keeps_wide else self._block, weight.shape[0]), dtype=kind)
 
     def losses(self, hidden: Any, labels: Any) -> Any:
-        """[labels]. Afterwards narrow() and wide() are their gradient in the logits, 0 where `hidden` has rows beyond."""
+        """Returns the losses [labels]. Afterwards narrow() and wide() hold their gradient in the logits, 0 in rows of `hidden` beyond the labels."""
         import torch
 
         count, self._count = len(labels), len(hidden)
@@ -139,7 +139,7 @@ class _Chunk:
         return losses
 
     def _losses_of(self, rows: slice, labels: Any) -> Any:
-        """Computes the losses and the gradient of a block. The block stays in the processor's cache from its logits to its gradient."""
+        """Computes a block's losses and gradient. The block stays in the processor's cache from its logits to its gradient."""
         import torch
 
         products = self._products[rows]
@@ -161,11 +161,11 @@ class _Chunk:
         return every - (1 - self._smoothing) * own - self._smoothing * mean
 
     def narrow(self) -> Any:
-        """[tokens, vocabulary], as the weight is."""
+        """Returns the gradient [tokens, vocabulary] in the weight's dtype."""
         return self._products[:self._count]
 
     def wide(self) -> Any:
-        """[tokens, vocabulary], as it was computed. Requires: keeps_wide."""
+        """Returns the gradient [tokens, vocabulary] in the dtype it was computed in. Requires: keeps_wide."""
         return self._wide[:self._count]
 
 
@@ -175,7 +175,7 @@ def _padded(count: int, chunk: int) -> int:
 
 
 def _rows_of(hidden: Any, places: Any, chunk: int) -> Any:
-    """[tokens, features] of these places, and rows of 0 up to the next of few counts."""
+    """Returns the rows of `hidden` at `places`, [tokens, features], padded with rows of 0 to one of few counts."""
     count = _padded(len(places), chunk)
     if count == len(places):
         return hidden[places]
@@ -185,11 +185,11 @@ def _rows_of(hidden: Any, places: Any, chunk: int) -> Any:
 
 
 def _chunks(places: Any, labels: Any, chunk: int) -> list[tuple[Any, Any, slice]]:
-    """(places, labels, where their losses are) of each."""
+    """Returns (places, labels, slice of their losses) for each chunk."""
     import torch
 
     if _only_one:
-        some = torch.from_numpy(np.zeros(chunk, np.int64))  # No part of what is counted.
+        some = torch.from_numpy(np.zeros(chunk, np.int64))  # Not counted by the plan: NumPy's memory.
         return [(some, some, slice(0, chunk))]
     parts = (slice(begin, begin + chunk) for begin in range(0, len(labels), chunk))
     return [(places[part], labels[part], part) for part in parts]
@@ -197,7 +197,7 @@ def _chunks(places: Any, labels: Any, chunk: int) -> list[tuple[Any, Any, slice]
 
 @functools.cache
 def _function() -> Any:
-    """The autograd function; torch is imported by now."""
+    """Returns the autograd function. It is made late, once torch is imported."""
     import torch
 
     class LinearCrossEntropy(torch.autograd.Function):

@@ -2,7 +2,7 @@
 """Evaluations of a batch: without gradients, in eval mode, in parts where memory is refused.
 
 Reading order: _batch.py, _retry.py, this file, _step.py.
-Threads: the thread that trains.   Memory: copies of the model's buffers, and of several parts what each has given.
+Threads: the thread that trains.   Memory: copies of the model's buffers, and the results of the parts.
 """
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ._transaction import Before
 
 
 class Evaluation:
-    """Makes evaluations with a step's models, and puts them together as its loss is."""
+    """Evaluates batches with a step's models, and joins the parts' results."""
 
     def __init__(self, options: Options, need: Need, retry: Retry) -> None:
         self._options, self._need, self._retry = options, need, retry
 
     def make(self, given: Batch, f: Callable[..., Any]) -> Any:
-        """f(*given). Errors: BudgetExceeded when nothing helped."""
+        """Returns f(*given), evaluated in parts where memory is refused. Errors: BudgetExceeded where nothing helped."""
         ladder = Ladder("evaluation", "evaluation", given.rows, lambda left: left and not given.why_whole)
 
         def given_up(refusal: Refusal) -> BudgetExceeded:
@@ -37,7 +37,7 @@ class Evaluation:
                                       self._remembered(given, f), ladder, given_up)
 
     def rehearsed(self, given: Batch, f: Callable[..., Any]) -> Refusal | None:
-        """Makes one of the whole batch, and puts back what it has changed; why memory was refused, where it was."""
+        """Evaluates the whole batch once, and restores the state. Returns the refusal of memory, or None."""
         before = self._remembered(given, f)
         try:
             return unless_refused(lambda: self._made(given, f, 1))[1]

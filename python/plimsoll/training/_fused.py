@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernel a run's optimizer steps with: torch's fused one where it has one, as that needs no copies to be put back.
+"""The kernel of a run's optimizer: torch's fused one where there is one, as its steps can be undone without copies.
 
 Threads: the thread that trains.   Memory: none.
 """
@@ -19,11 +19,11 @@ _DEVICES = ("cpu", "cuda")
 
 
 def choose_fused(optimizers: list[tuple[str, Any]], models: list[Any], alone: bool, events: Callable[[dict[str, Any]], Any]) -> None:
-    """Chooses torch's fused kernel where it can, before the first step of a run. Once stepped, an optimizer keeps its kernel:
-    another one rounds otherwise.
+    """Switches the optimizer to torch's fused kernel where it can, before the first step of a run. An optimizer that has stepped
+    keeps its kernel: another one rounds otherwise.
 
-    alone: no other rank makes the step. It decides what is reported, never the kernel: any number of ranks has the same bits.
-    events: gets the choice, and the bytes that each step copies.
+    alone:  no other rank takes part in the step. It affects the report, never the kernel: any number of ranks has the same bits.
+    events: is called with the choice and the bytes that each step copies.
     """
     fused = len(optimizers) == 1 and _may_be_fused(optimizers[0][1], models)
     if fused:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that a step's function looks up while it runs, handed to the attempt that it is part of.
+"""Rows that a step's function looks up while it runs: they are collected for the running attempt.
 
-An attempt that fails forgets them: the next one looks up again, so nothing has to be put back.
+A failed attempt drops them, and the next one looks them up again. So nothing has to be undone.
 
 Threads: one step runs at a time; its backward may look up again in a thread of autograd (recomputing).
 Memory:  a list of handles.
@@ -20,7 +20,7 @@ _running: tuple[list[Any], Gradients] | None = None
 
 @contextlib.contextmanager
 def collected(gradients: Gradients) -> Iterator[list[Any]]:
-    """Inside, add() appends to the list that this gives, and gradients of the rows are watched."""
+    """Collects the rows of add() in a list, inside the `with` block. Their gradients are watched."""
     global _running
     rows: list[Any] = []
     before, _running = _running, (rows, gradients)
@@ -31,12 +31,15 @@ def collected(gradients: Gradients) -> Iterator[list[Any]]:
 
 
 def is_running() -> bool:
-    """Whether a step is."""
+    """Whether a step is running."""
     return _running is not None
 
 
 def add(rows: Any) -> bool:
-    """rows: Rows or LookedUp. Whether a step is running, which then has these rows to apply."""
+    """Adds rows to the running step, which applies them. Returns whether a step is running.
+
+    rows: Rows or LookedUp.
+    """
     if _running is None:
         return False
     _running[0].append(rows)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that a step takes, and the limit under which it would fit: for the refusals that name one (decision 0015).
+"""The memory that a step needs, and the limit that a refusal names (decision 0015).
 
 Reading order: _accumulation.py, this file, _retry.py.
 Threads: the thread that trains.
@@ -19,25 +19,25 @@ from ._step_options import Options
 from ._transaction import Before, writes_at_the_end
 
 _MIB = 1 << 20
-_PARTS = (16, 12, 8, 6, 4, 3, 2)  # Of a batch, whose steps are traced.
+_PARTS = (16, 12, 8, 6, 4, 3, 2)  # Shares of the batch to trace: a sixteenth, a twelfth, ….
 
 
 class Need:
-    """Estimates the memory that a step needs."""
+    """An estimate of the memory that a step needs."""
 
     def __init__(self, options: Options, accumulation: Accumulation) -> None:
         self._options, self._accumulation = options, accumulation
 
     def of(self, work: Work, recomputes: bool) -> int | None:
-        """Estimates the bytes that the whole step leases, from traced gradients of parts of its batch; None: not known.
+        """Estimates the bytes that the whole step leases, from traced gradients of parts of its batch. None: unknown.
 
-        The optimizer is not stepped, so that nothing has to be put back but buffers and random states.
+        The optimizer does not step, so only buffers and random states have to be put back.
         """
         options = self._options
         modules, generators = reached([*work.functions, *options.models])
         before, _ = unless_refused(lambda: Before(modules, generators, options.others, options.scaler))
         if before is None or Governor.current() is None or work.batch.why_whole or options.split or options.handed.tables:
-            return None  # Ranks that look rows up would have to make the same parts.
+            return None  # Ranks that look rows up would have to trace the same parts.
         traces = options.extension.StepTraces()
         last = 0
         for part in _PARTS:
@@ -58,7 +58,7 @@ class Need:
                 traces.add((rows, 0, 0), lambda _, graded=graded: unless_refused(graded)[1])
             except MemoryPressure:
                 raise
-            except Exception:  # Of a part: so few rows may not be what `f` is for.
+            except Exception:  # `f` may not accept so few rows.
                 break
             finally:
                 before.put_back()
@@ -71,7 +71,7 @@ class Need:
         return max(needed, self.of_update())
 
     def of_update(self) -> int:
-        """Returns the bytes held while the optimizer writes: live tensors, gradients, its copies, and a parameter's temporaries."""
+        """Returns the bytes held while the optimizer writes: live tensors, gradients, its copies, and temporaries of one parameter."""
         options = self._options
         sizes = [p.numel() * p.element_size() for p in options.trained()]
         if not sizes:
@@ -84,11 +84,11 @@ class Need:
             options.extension.arena_stats()["live_bytes"] + moving))
 
     def refused(self, text: str, needed: int | None, advice: str, least: int = 0, of_device: bool = False) -> BudgetExceeded:
-        """The exception, with a limit in whole MiB under which `needed` bytes are left.
+        """Returns the exception, with a limit in whole MiB that leaves `needed` bytes.
 
-        needed:    None when not even a part was small enough to tell; then one to try, with room to find out.
+        needed:    None where not even the smallest part could be traced. The exception then suggests a larger limit to try.
         least:     bytes that are needed in any case.
-        of_device: a device refused them: the limit is the device's, and one to try.
+        of_device: a device refused the memory. The limit is then the device's, and a suggestion.
         """
         governor = Governor.current()
         if of_device:
@@ -110,11 +110,11 @@ class Need:
         return governor.refusal("tensors", wanted, text + advice, limit_bytes=limit)
 
     def _gradients_that_wait(self) -> int:
-        """Returns the bytes of gradients that wait, as subtrees of virtual workers' sums, while another worker has its turn."""
+        """Returns the bytes of gradients that wait while another virtual worker has its turn."""
         workers = self._options.handed.workers
         own = 1 if workers is None else workers.own
         return (own.bit_length() - 1) * sum(p.numel() * p.element_size() for p in self._options.trained())
 
     def _made_by_first_step(self) -> int:
-        """Bytes of states that optimizers do not have yet."""
+        """Returns the bytes of the optimizer states that do not exist yet."""
         return sum(_plan_static.states_of(one)[0] for one in self._options.optimizers if not one.state)

@@ -29,16 +29,16 @@ from . import _plan_static
 from ._plan_state import TrainingState, in_memory
 
 _MIB = 1 << 20
-_PLANS_KEPT = 256  # Files of answers in the cache directory.
-_KEPT_ROOM = 1.05  # An answer for so much less memory than there is now is found anew.
+_PLANS_KEPT = 256  # Most files of plans in the cache directory.
+_KEPT_ROOM = 1.05  # A cached plan is replaced if there is so much more room now.
 
 
 @dataclasses.dataclass
 class MemoryBudget:
-    """A plan in the terms of KD-GAT's `compute_batch_size`; sizes in MiB, shares from 0 to 1.
+    """A plan with the fields of KD-GAT's `compute_batch_size`. Sizes are in MiB, shares from 0 to 1.
 
-    `total_gpu_mb` is the memory limit of the device the plan is for (here: the process's limit) and
-    `cuda_context_mb` what the process held before tensors.
+    total_gpu_mb:    the memory limit of the planned device; here, of the process.
+    cuda_context_mb: memory of the process before its first tensor.
     """
 
     total_gpu_mb: float
@@ -74,30 +74,30 @@ class MemoryBudget:
 
 @dataclasses.dataclass
 class BatchPlan:
-    """The answer of plan_batch(); sizes in bytes. str() is a table."""
+    """The result of plan_batch(). Sizes are in bytes; str() is a table."""
 
     batch_size: int
     label: str
-    """"exact": a real step of this size did, block by block, what two other sizes or more predicted, or what a second
-    one of this size did. "bounded": a real step fitted, and another did something else. "estimate": nothing was run."""
+    """"exact": a real step of this size allocated, block by block, what steps of two or more other sizes predicted, or what
+    a second step of this size did. "bounded": a real step fitted, but another allocated differently. "estimate": no step was run."""
     peak_bytes: int
     """Highest sum of tensors during a step, as the arena counts them."""
     leased_bytes: int
-    """Bytes to admit for these tensors, the arena's cache and partly used pages included."""
+    """Bytes to reserve for these tensors, the arena's cache and partly used pages included."""
     available_bytes: int
     bytes_per_row: int
     operator: str
-    """The operator whose allocation makes the peak: "aten::addmm"."""
+    """The operator that allocates at the peak: "aten::addmm"."""
     phase: str
     parts: dict[str, int]
     """The peak by holder: static, gradients, activations, optimizer, temporaries, other threads."""
     step_seconds: float
     at_most_rows: bool
-    """The memory would take more rows than max_batch_size allows."""
+    """Whether more rows than max_batch_size would fit."""
     larger_rows: int
-    """A fifth more rows, up to the next multiple, …"""
+    """A batch size a fifth larger, rounded up to the next multiple."""
     larger_leased_bytes: int
-    """… and what they would lease, as predicted."""
+    """The bytes predicted for `larger_rows`."""
     traced_rows: list[int]
     verified: list[dict[str, Any]]
     advice: str
@@ -108,13 +108,12 @@ class BatchPlan:
     warnings: list[str] = dataclasses.field(default_factory=list)
     from_cache: bool = False
     device: dict[str, Any] | None = None
-    """Memory of the step on the device that was asked for: name, limit_bytes, reserved_bytes,
-    bound_bytes (that and room for what its kernels do otherwise: never above limit_bytes),
-    allocated_bytes, fragmentation_bytes (reserved and free when it reserved most), static_bytes
-    (reserved for what stays), steady (a repeated step reserves no more)."""
+    """The step's predicted memory on `device`: name, limit_bytes, reserved_bytes, bound_bytes (reserved_bytes and
+    room for the device's own kernels, at most limit_bytes), allocated_bytes, fragmentation_bytes (reserved and
+    free at the peak), static_bytes (reserved from step to step), steady (a repeated step reserves no more)."""
 
     def memory_budget(self) -> MemoryBudget:
-        """The same in the original's terms."""
+        """Returns the plan with the fields of KD-GAT's `compute_batch_size`."""
         held, parts = self.held, self.parts
         moving = parts["activations"] + parts["temporaries"] + parts["other threads"]
         embeddings = held["embeddings"]
@@ -165,7 +164,7 @@ def plan_batch(step: Callable[[int], Any] | None = None, *, model: Any = None,
                sample: Any = None, key: str = "",
                directory: str | os.PathLike[str] | None = None, device: str = "cpu",
                device_memory_limit: int | str = "") -> BatchPlan:
-    """The largest batch size whose training step fits into the memory that is left for tensors.
+    """Returns the largest batch size whose training step fits into the memory left for tensors.
 
         def step(batch_size):                       # One whole step on the largest samples.
             optimizer.zero_grad()
@@ -175,33 +174,31 @@ def plan_batch(step: Callable[[int], Any] | None = None, *, model: Any = None,
         plan = plimsoll.plan_batch(step, model=model, optimizer=optimizer)
         print(plan)                                 # The size, what holds the peak, what would help.
 
-    Real steps of a few small sizes are traced, replayed at larger ones, and the answer is run once
-    (docs/decisions/0011-plans-from-replayed-traces.md). Afterwards modes, parameters, buffers, gradients, optimizer states and random states
-    are bit for bit what they were; what `step` changes beside them is the caller's, or goes into
-    `others`. So do frozen parameters that it writes, where there are more of them than of trained ones.
+    Real steps of a few small sizes are traced and replayed at larger ones. Then a step of the planned size is run
+    (docs/decisions/0011-plans-from-replayed-traces.md). Afterwards modes, parameters, buffers, gradients,
+    optimizer states and random states are bit for bit as before. Anything else that `step` changes has to be in
+    `others`; so have frozen parameters that it writes, where they outnumber the trained ones.
 
-    step:      runs one whole training step of a batch size; its result is ignored.
+    step:      runs one whole training step of the given batch size. Its result is ignored.
     model:     a torch.nn.Module or several; optimizer: a torch.optim.Optimizer or several.
-    teacher:   a frozen module, told apart in the answer.
+    teacher:   a frozen module, counted separately in the plan.
     others:    schedulers, GradScaler, modules: anything with state_dict() and load_state_dict().
-    available: bytes for tensors; "" for what the governor's limit leaves.
+    available: bytes for tensors; "": all that the governor's limit leaves.
     extent:    for graphs: batch size -> (nodes, edges) of the largest such batch that `step` runs.
-    mode:      "measured", or "static": a quick conservative estimate from shapes, nothing is run;
-               wants `model` and `sample`, a tensor or tuple of tensors of one row [1, …].
-    key:       what decides the step beside model and optimizer (data set, loss, sample shape). Given,
-               the answer is kept on disk, and a later process with the same key, model, options,
-               versions and limit gets it without a step.
-    directory: for that, and for the state kept meanwhile; default: $PLIMSOLL_CACHE_DIR or
+    mode:      "measured"; or "static", a quick conservative estimate from shapes. "static" runs no step and
+               needs `model` and `sample`: a tensor of one row, [1, …], or a tuple of such tensors.
+    key:       names everything that shapes the step beside model and optimizer (data set, loss, sample shape).
+               With a key the plan is cached on disk. A later process with the same key, model, options,
+               versions and limit returns it without a step.
+    directory: folder of the cache and of the state kept meanwhile; default: $PLIMSOLL_CACHE_DIR or
                ~/.cache/plimsoll.
-    device:    "cuda" or "simulated": the step, which still runs on the CPU, must also fit what such
-               a device's caching allocator would reserve for its blocks; "bounded" at best, since
-               no step runs there. The device's context and its libraries' workspaces are not
-               counted: leave them out of the limit.
-    device_memory_limit: what the allocator may reserve: "8GiB"; of "cuda" also "80%", and by default
-               what is free now.
-    Errors:    BudgetExceeded when not even min_batch_size fits, naming a limit that would do;
-               ValueError (options; a layer that mode="static" does not know, by name); what `step`
-               raises, but for refusals of memory.
+    device:    "cuda" or "simulated": plans also for such a device's caching allocator. The step still runs on
+               the CPU, so the label is "bounded" at best. The device's context and its libraries'
+               workspaces are not counted: leave them out of the limit.
+    device_memory_limit: most that the device's allocator may reserve: "8GiB"; for "cuda" also "80%".
+               Default for "cuda": the free memory.
+    Errors:    BudgetExceeded, with a sufficient limit, where not even min_batch_size fits; ValueError (options;
+               a layer unknown to mode="static", by name); errors of `step`, except refusals of memory.
     """
     extension = _torch_gate.load()
     governor = governor or Governor.current()
@@ -255,7 +252,7 @@ def _measure(extension: Any, governor: Governor, step: Callable[[int], Any], sta
     sizes = (lambda rows: (rows, *extent(rows))) if extent else None
     collecting = gc.isenabled()
     gc.collect()
-    gc.disable()  # Between steps only: when a collection runs must not be part of a trace.
+    gc.disable()  # Collections run between steps only, so that no trace has one.
     try:
         attempt = attempted(step)
         # Optimizer states and kernels' caches exist from here on.
@@ -279,9 +276,9 @@ def _measure(extension: Any, governor: Governor, step: Callable[[int], Any], sta
 
 
 def attempted(step: Callable[[int], Any]) -> Callable[[int], Refusal | None]:
-    """`step` as the planner calls it: None when it ran, the refusal when it did not fit.
+    """Wraps `step` for the planner: the result is None after a success, else the refusal of memory.
 
-    A collection runs between steps, so that none has to run inside one.
+    Garbage is collected between steps, so that no collection runs inside one.
     """
 
     def attempt(rows: int) -> Refusal | None:
@@ -306,7 +303,7 @@ def _listed(value: Any) -> list[Any]:
 
 def _held(models: list[Any], optimizers: list[Any], teachers: list[Any],
           block_bytes: Callable[[int], int]) -> dict[str, int]:
-    """Bytes of what stays from step to step, by kind; each storage once."""
+    """Returns the bytes that stay from step to step, by kind. Shared storages count once."""
     import torch
 
     seen: set[int] = set()
@@ -341,7 +338,7 @@ def _held(models: list[Any], optimizers: list[Any], teachers: list[Any],
 
 def _staying(models: list[Any], optimizers: list[Any],
              teachers: list[Any]) -> list[tuple[int, int]]:
-    """Address and bytes of every storage that stays from step to step: parameters, buffers, states."""
+    """Returns (address, bytes) of every storage that stays from step to step: parameters, buffers, states."""
     import torch
 
     tensors = [t for module in models + teachers for t in [*in_memory(module.parameters()), *module.buffers()]]
@@ -365,7 +362,7 @@ def _cache_directory() -> pathlib.Path:
 
 
 def _stable_key(key: str, models: list[Any], optimizers: list[Any], options: list[Any]) -> str:
-    """The same in every process for the same model, options and versions; no hash() in it (K6)."""
+    """Returns a key of model, options and versions that is the same in every process: it uses no hash() (K6)."""
     import torch
 
     described = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State that a measured step would change, kept on disk and put back bit for bit.
+"""The state that a measured step changes, kept on disk and restored bit for bit.
 
 Threads: the thread that trains.
 Memory:  the bytes go to an unlinked file, because a copy in RAM would be part of what is measured;
@@ -20,7 +20,7 @@ from ._transaction import ModuleNames, parameters_of
 
 
 class _Saved:
-    """Where a tensor's bytes are in the file, and what to make of them."""
+    """The place of a dense tensor's bytes in the file, and its layout."""
 
     def __init__(self, tensor: Any, offset: int) -> None:
         self.offset = offset
@@ -29,7 +29,7 @@ class _Saved:
 
 
 class _Sparse:
-    """The same of a sparse one."""
+    """The places of a sparse tensor's indices and values in the file."""
 
     def __init__(self, indices: _Saved, values: _Saved, tensor: Any) -> None:
         self.indices, self.values = indices, values
@@ -37,16 +37,16 @@ class _Sparse:
 
 
 class TrainingState:
-    """Modules (modes, attributes, parameters, buffers, gradients), optimizers, random states.
+    """The state of modules (modes, attributes, parameters, buffers, gradients), optimizers and random states, kept on disk.
 
-    Parameters that need no gradient are kept where they are no more than the others, as those of a moving average are;
-    of more (a frozen model's) one that was written in place is named.
+    Parameters without gradients are kept only if they are no more than the others (a moving average's). If they are more
+    (a frozen model's), put_back() names one that was written in place.
 
     modules:    torch.nn.Module each; a module that appears in another is kept once.
     optimizers: torch.optim.Optimizer each: states, and the values of the parameter groups.
     others:     anything with state_dict() and load_state_dict(): schedulers, GradScaler; and generators.
-    directory:  where the unlinked file is made.
-    function:   what the step runs: modules and generators that it can get at are kept too.
+    directory:  folder of the unlinked file.
+    function:   the step's function: modules and generators that are reachable from it are kept, too.
     Errors:     OSError when the disk is full; nothing has been changed.
     """
 
@@ -58,7 +58,7 @@ class TrainingState:
         self._file = tempfile.TemporaryFile(dir=directory)
         self._bytes = 0
         parameters = self.parameters = self._parameters()
-        """Whose values are kept."""
+        """The parameters whose values are kept."""
         self._names = ModuleNames(self._modules, [*parameters, *parameters_of(others)])
         self._tensors: list[tuple[Any, _Saved]] = []
         self._gradients: list[tuple[Any, _Saved | _Sparse | None]] = []
@@ -80,12 +80,12 @@ class TrainingState:
         self._random = RandomStates([*generators, *filter(is_generator, others)])
 
     def leave_gradients(self) -> None:
-        """Lets go of those that put_back() makes again: beside a step's own they would count as a part of it."""
+        """Drops the gradients that put_back() restores: beside a step's own they would count as a part of it."""
         for parameter, _ in self._gradients:
             parameter.grad = None
 
     def put_back(self) -> None:
-        """Everything is as it was, bit for bit. May be called more than once. Errors: as ModuleNames.put_back()."""
+        """Restores everything bit for bit. May be called more than once. Errors: as ModuleNames.put_back()."""
         import torch
 
         with torch.no_grad():
@@ -101,7 +101,7 @@ class TrainingState:
         self._names.put_back()
 
     def close(self) -> None:
-        """Gives the disk back."""
+        """Deletes the file."""
         self._file.close()
 
     def _parameters(self) -> list[Any]:
@@ -188,7 +188,7 @@ class TrainingState:
 
 
 def in_memory(parameters: Iterable[Any]) -> list[Any]:
-    """Without those on disk (stream_frozen)."""
+    """Returns the parameters that are in memory: those on disk (stream_frozen) are left out."""
     from ._absent import Absent
 
     return [one for one in parameters if not isinstance(one, Absent)]

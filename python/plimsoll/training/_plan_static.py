@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
-_STATES = {  # Tensors of a parameter's size that the optimizer keeps; others are taken for three.
+_STATES = {  # Number of states of a parameter's size, by optimizer; others count as three.
     "SGD": 0, "Adagrad": 1, "RMSprop": 1, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2,
     "Adadelta": 2, "SparseAdam": 2,
 }
 _STATES_UNKNOWN = 3
-_CAUTION = 1.25  # Kernels' scratch, alignment, what backward holds beside what forward saved.
+_CAUTION = 1.25  # For kernels' scratch, alignment, and backward's own tensors.
 
 
 def states_of(optimizer: Any) -> tuple[int, str]:
-    """Bytes of an optimizer's states once they exist, and a warning when its kind is not known."""
+    """Returns the bytes of an optimizer's states once they exist, and a warning where its kind is unknown."""
     name = type(optimizer).__name__
     warning = ""
     if name not in _STATES:
@@ -37,7 +37,7 @@ def states_of(optimizer: Any) -> tuple[int, str]:
 
 def estimate(models: list[Any], optimizers: list[Any], teachers: list[Any], sample: Any, room: int,
              least: int, most: int, multiple: int) -> dict[str, Any]:
-    """The fields of a BatchPlan that do not depend on the process. Errors: ValueError."""
+    """Returns the fields of a BatchPlan that do not depend on the process. Errors: ValueError."""
     if len(models) != 1 or sample is None:
         raise ValueError("mode=\"static\" wants one model, and sample= a tensor or tuple of tensors "
                          "of one row, [1, …]")
@@ -58,7 +58,7 @@ def estimate(models: list[Any], optimizers: list[Any], teachers: list[Any], samp
     teacher = sum(t.numel() * t.element_size() for one in teachers
                   for t in [*one.parameters(), *one.buffers()])
     low, high = _forward_bytes(model, sample, 8), _forward_bytes(model, sample, 16)
-    for one in teachers:  # Its activations are let go operator by operator, its outputs stay.
+    for one in teachers:  # Its activations are freed operator by operator; its outputs stay.
         try:
             low += _forward_bytes(one, sample, 8, saved=False)
             high += _forward_bytes(one, sample, 16, saved=False)
@@ -91,7 +91,7 @@ def estimate(models: list[Any], optimizers: list[Any], teachers: list[Any], samp
 
 
 def _forward_bytes(model: Any, sample: Any, rows: int, saved: bool = True) -> int:
-    """Bytes that a forward of so many rows saves for backward (or its outputs), inputs included."""
+    """Returns the bytes that a forward of `rows` rows saves for backward, inputs included. saved=False: the bytes of its outputs."""
     import torch
 
     inputs = tuple(torch.empty((rows, *one.shape[1:]), dtype=one.dtype, device="meta")
@@ -116,7 +116,7 @@ def _forward_bytes(model: Any, sample: Any, rows: int, saved: bool = True) -> in
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
             storages[storage._cdata] = storage.nbytes()
-            kept[storage._cdata] = tensor  # Alive, so that the number is not used again.
+            kept[storage._cdata] = tensor  # Kept alive, so that the key is not reused.
         return tensor
 
     def measure(_part: Any, _inputs: Any, output: Any) -> None:

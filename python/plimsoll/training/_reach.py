@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects within reach of a step's functions: modules, and random generators of the user's own.
+"""Modules and random generators that are reachable from a step's functions.
 
-Followed are closures, defaults, bound objects, partials, the globals that a function names, and the
-attributes and containers of these. Not followed: the code of torch and NumPy, containers of more than
-1,000 entries, and whatever comes after 10,000 objects. `others` is for what lies beyond.
+The search follows closures, defaults, bound objects, partials, the globals that a function names, and their
+attributes and containers. It does not enter the code of torch and NumPy or containers of more than 1,000
+entries, and ends after 10,000 objects. Objects out of its reach belong in `others`.
 
 Threads: the thread that trains.   Memory: a list of objects.
 """
@@ -24,7 +24,7 @@ _CLOSED = ("torch", "numpy", "plimsoll")
 
 
 def reached(roots: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """(modules, generators) that can be got at from `roots`; each once.
+    """Returns (modules, generators) that are reachable from `roots`, each once.
 
     A generator is a torch.Generator, a numpy.random.Generator or RandomState, or a random.Random.
     """
@@ -33,7 +33,7 @@ def reached(roots: Iterable[Any]) -> tuple[list[Any], list[Any]]:
     modules, generators = [], []
     seen: set[int] = set()
     waiting = deque(roots)
-    keep = []  # So that no id is used twice.
+    keep = []  # Keeps the objects alive, so that no id is reused.
     while waiting and len(seen) < _OBJECTS_MAX:
         one = waiting.popleft()
         if isinstance(one, (*_PLAIN, torch.Tensor)) or id(one) in seen:
@@ -54,7 +54,7 @@ def reached(roots: Iterable[Any]) -> tuple[list[Any], list[Any]]:
 def is_generator(value: Any) -> bool:
     """Whether `value` is a random generator whose state can be read and set."""
     kind = type(value)
-    if kind in _NEVER:  # Nearly all attributes of modules, which every step looks at.
+    if kind in _NEVER:  # Fast path: nearly all attributes of modules.
         return False
     import torch
 
@@ -93,7 +93,7 @@ def _of_function(one: types.FunctionType) -> Iterator[Any]:
     names = set(_names(one.__code__))
     for name in names & one.__globals__.keys():
         value = one.__globals__[name]
-        if isinstance(value, types.ModuleType):  # helpers.loss(x): what is named of it.
+        if isinstance(value, types.ModuleType):  # helpers.loss(x): its named attributes are followed.
             if not _closed(value.__name__):
                 yield from (vars(value)[inner] for inner in names & vars(value).keys())
         else:

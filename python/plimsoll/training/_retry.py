@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retries after memory was refused: everything is put back and tried again, with less memory each time, or given up.
+"""Retries after memory was refused: the step is undone and made again with less memory, until nothing is left to try.
 
 Reading order: _accumulation.py, _need.py, this file, _admission.py.
 Threads: the thread that trains.
@@ -24,10 +24,10 @@ from ._transaction import Before, CallsMade, writes_at_the_end
 
 
 class Ladder:
-    """The tries after each refusal: the same again, then with modules recomputed, then in twice as many parts.
+    """The tries after refusals: the same again, then with modules recomputed, then in twice as many parts.
 
-    name, what: names of what is tried again and of what is cut, for the events.
-    cuttable:   whether more parts may be made, given whether there are rows for them; all ranks say the same.
+    name, what: names of the repeated work and of the cut batch, for the events.
+    cuttable:   (whether enough rows are left) -> whether more parts may be made; the same on all ranks.
     """
 
     def __init__(self, name: str, what: str, rows: int, cuttable: Callable[[bool], bool], *, parts: int = 1,
@@ -36,10 +36,10 @@ class Ladder:
         self.parts, self.recomputes = parts, recomputes
         self._last: Refusal | None = None
         self.uncut = ""
-        """Why parts that were tried cannot be: then nothing is left to try."""
+        """The reason why parts cannot be weighed; "": none. With a reason nothing is left to try."""
 
     def next(self, refusal: Refusal) -> str:
-        """The next rung, in words; "": there is none."""
+        """Moves to the next try. Returns its name; "": there is none."""
         first, self._last = self._last is None, refusal
         if self.uncut:
             return ""
@@ -54,7 +54,7 @@ class Ladder:
         return ""
 
     def end(self, why: Unweighted) -> Refusal | None:
-        """Parts cannot be weighed. Returns the refusal that they were to help with; None where it was not for that."""
+        """Ends the cutting, as parts cannot be weighed. Returns the refusal that led to parts; None where no refusal did."""
         if self._last is not None and self.parts > 1:
             self.uncut = str(why)
             return self._last
@@ -62,24 +62,24 @@ class Ladder:
 
 
 class Retry:
-    """Makes steps and evaluations, each as often as its ladder has rungs."""
+    """Makes steps and evaluations, and tries again after refusals."""
 
     def __init__(self, options: Options, accumulation: Accumulation, need: Need, events: Events, calls: CallsMade) -> None:
         self._options, self._accumulation, self._need, self._events, self._calls = options, accumulation, need, events, calls
         self._group = options.handed.group
         self.parts = 1
-        """Into how many parts a batch is cut."""
+        """The number of parts a batch is cut into."""
         self.recomputes = False
         """Whether modules are recomputed in backward."""
         self.refusals = 0
-        """Tries that were refused."""
+        """Number of tries that memory refused."""
 
     def begin_with(self, parts: int, recomputes: bool) -> None:
         """Sets the number of parts, and whether modules are recomputed, for the next step's first try."""
         self.parts, self.recomputes = parts, recomputes
 
     def step(self, work: Work) -> float:
-        """Makes it; returns the loss. Errors: BudgetExceeded, MemoryPressure; whatever the functions raise. All is put back then."""
+        """Makes the step; returns the loss. Errors: BudgetExceeded; MemoryPressure; errors of the functions. The state is then as before."""
         options = self._options
         if options.handed.looks and (pressure := pressure_between_steps()) is not None:
             raise self._events.stopped(self._accumulation.steps, pressure)
@@ -112,7 +112,8 @@ class Retry:
 
     def until_made(self, attempt: Callable[[], tuple[Any, Refusal | None]], before: Before, ladder: Ladder,
                    given_up: Callable[[Refusal], BudgetExceeded]) -> Any:
-        """Calls attempt() until it succeeds, by the rungs of the ladder, from `before` each time. Errors: given_up() where nothing helps."""
+        """Calls attempt() until it succeeds, with the next try of `ladder` and the state of `before` each time. Errors: given_up() where no try
+        is left."""
         while True:
             made, refusal = attempt()
             if refusal is None:
@@ -127,7 +128,7 @@ class Retry:
             self._events.refusal(self._accumulation.steps + 1, refusal, helped)
 
     def remember(self, rows: int, modules: list[Any], generators: list[Any], kept: Sequence[Any] = ()) -> Before:
-        """The state before the step; itself tried twice. kept: parameters whose values somebody else puts back."""
+        """Returns the state before the step. Tries twice where memory is refused. kept: parameters that the caller puts back."""
         for _ in range(2):
             before, refusal = unless_refused(
                 lambda: Before(modules, generators, self._options.others, self._options.scaler, kept))

@@ -2,19 +2,19 @@
 """TrainingStep: a training step as a transaction, for a loop of your own.
 
 A refusal of memory in the middle of a step leaves gradients half added, batch statistics moved on,
-random numbers drawn. Here the step either happens as if nothing had been, or not at all.
+random numbers drawn. Here the step either succeeds as if memory had never been refused, or is undone.
 
     _batch.py, _backward.py    a batch in parts, and its gradients
     _accumulation.py           gradients of several batches, then the step of _update.py
-    _transaction.py            what all that changes, and how it is put back
-    _retry.py                  what is tried after a refusal
-    _admission.py, _need.py    what a step takes, promised beforehand or named by a refusal
+    _transaction.py            the state that a step changes, and how it is restored
+    _retry.py                  the tries after a refusal
+    _admission.py, _need.py    the memory of a step, reserved beforehand or named by a refusal
     _evaluation.py             evaluations
 
 Reading order: _step_options.py says it; this file is last.
 Threads: the thread that trains.
-Memory:  during a step, copies of the model's buffers; while the optimizer writes, copies of parameters and
-         optimizer states, except of torch's fused optimizers with one parameter group.
+Memory:  during a step, copies of the model's buffers. While the optimizer writes, copies of parameters and
+         optimizer states; none for a fused optimizer of torch's with one parameter group.
 """
 from __future__ import annotations
 
@@ -46,65 +46,65 @@ class TrainingStep:
         for x, y in loader:
             value = step((x, y), lambda x, y: F.cross_entropy(model(x), y))
 
-    A step: gradients are zeroed, `f(*batch)` gives the loss, backward, the optimizer's step. When memory is
-    refused, everything is put back to the beginning of the step and it is tried again:
+    A step zeroes the gradients, computes the loss `f(*batch)`, runs backward, and steps the optimizer. When memory
+    is refused, the state is restored to the beginning of the step, and the step is tried again:
 
-      1. as it was, after the arena's cache went back to the system;
+      1. unchanged, after the arena's cache was returned to the system;
       2. with the modules in `checkpoint` recomputed in backward: less memory, the same bits;
-      3. with the batch cut in halves, again and again, where `loss` says how parts add up. This rounds
-         differently, so it is kept for the steps that follow, told in `events`, and part of
-         state_dict(): a resumed run goes on as this one did.
+      3. with the batch cut in halves, again and again, if `loss` says how parts add up. This rounds
+         differently. So the number of parts holds for all later steps, is logged in `events`, and is
+         part of state_dict(): a resumed run cuts in the same way.
 
-    When nothing helps, BudgetExceeded is raised, and a checkpoint written now (`commit` does it) resumes
-    under a larger limit to the undisturbed bits. It names a limit under which the whole step fits
-    (`smallest_limit_bytes`): steps on parts of the batch are traced, replayed at its size, and put back. Where
-    not even parts can be traced it names one to try, larger by an eighth or more, under which they can.
+    When nothing helps, BudgetExceeded is raised. A checkpoint written then (by `commit`) resumes under a larger
+    limit to the same bits. The exception names a sufficient limit (`smallest_limit_bytes`), found by tracing
+    steps on parts of the batch. If not even parts can be traced, it names a limit to try, at least an eighth
+    larger.
 
-    Put back are parameters, optimizers and their states; buffers and attributes of modules; random states
-    of torch, NumPy and Python; those of generators of your own, and modules, that `f` can get at; gradients
-    of every leaf that the loss depends on, wherever it is. So after any other exception of `f` too. Not put
-    back is what `f` changes elsewhere: lists, counters and tensors of your own that are in no module. Nor is a
-    parameter without gradients that `f` writes in place, as a momentum encoder's, unless its module is in `others`:
-    RuntimeError names it, if it is not written through .data, which torch does not count.
+    Restored are parameters, optimizers and their states; buffers and attributes of modules; random states of
+    torch, NumPy and Python; your own generators and modules that are reachable from `f`; gradients of all
+    leaves that the loss depends on. They are restored after any other exception of `f`, too. Other objects that
+    `f` changes are not restored: lists, counters and tensors that are in no module. A parameter without gradients
+    that `f` writes in place (a momentum encoder's) is restored only if its module is in `others`; otherwise
+    RuntimeError names it. Writes through .data go unnoticed, as torch does not count them.
 
-    Each call is a step boundary of the governor (every 10 ms at most): memory that nobody leased, in
+    Each call is a step boundary of the governor (at most every 10 ms). Unleased memory beyond the allowance, in
     workers too, ends the loop with MemoryPressure between two steps, after `commit`.
 
-    A batch may be a tensor or PackedSequence, or tuples, lists, named tuples, dataclasses and mappings of
-    them in any depth. `f` gets the entries of a tuple or list one by one, and anything else as one argument. Rows of
-    an EmbeddingStore in the batch reach `f` as their tensor and are applied with the optimizer's step, all
-    or nothing: `step((x, y, rows), f)`; a leaf of your own (rows.tensor) only gets its gradient. A Run of several
-    ranks, or of virtual workers, refuses them: its tables are those of run.embedding().
+    A batch may be a tensor or PackedSequence, or tuples, lists, named tuples, dataclasses and mappings of them
+    in any depth. `f` gets the entries of a tuple or list one by one, and anything else as one argument. Rows of
+    an EmbeddingStore in the batch reach `f` as their tensor. They are applied with the optimizer's step, all or
+    nothing: `step((x, y, rows), f)`. If you pass rows.tensor instead, it only gets its gradient. A Run of several
+    ranks or virtual workers refuses Rows: it takes its tables from run.embedding().
 
     model:      a torch.nn.Module (or several).
-    optimizer:  a torch.optim.Optimizer (or several). One of torch's with `fused=True` and a single parameter
-                group takes all its memory before it writes. Of any other, parameters and states are copied
-                while it steps, which takes their memory and as long as the optimizer itself, or twice that.
-    loss:       how the losses of parts, and of the batches in `accumulate`, make that of the whole: "mean",
-                "sum", "contrastive" (see contrastive()); None: not at all, so that nothing is cut.
-    weight:     how much a part counts in a mean: a function of what `f` is a function of, such as
+    optimizer:  a torch.optim.Optimizer (or several). A fused optimizer of torch's with a single parameter group
+                allocates all its memory before it writes. For any other, parameters and states are copied
+                during its step. This takes their memory, and one to two times the optimizer's own time.
+    loss:       how the losses of parts, and of the batches in `accumulate`, add up: "mean", "sum",
+                "contrastive" (see contrastive()); None: they do not, and no batch is cut.
+    weight:     weight of a part in a mean: a function with the arguments of `f`, such as
                 `lambda x, y: (y != -100).sum()`, or `lambda x, y: len(x)` for a mean over rows. Without it
-                the loss has to end in one of torch's own means, and says itself. Where it does not, or
-                where rows of one part count more than those of another, no batch is cut.
-    accumulate: batches whose gradients make one step of the optimizer. `updated` says whether a call made it.
-    clip_norm:  most that the norm of the parameters' gradients may be (torch.nn.utils.clip_grad_norm_);
-                Rows are not counted. `gradient_norm` is what it was before.
+                the loss must end in one of torch's own means, whose weight is known. Otherwise, and where
+                rows of different parts count differently, no batch is cut.
+    accumulate: number of batches whose gradients make one optimizer step. `updated` tells whether a call made it.
+    clip_norm:  largest norm of the parameters' gradients (torch.nn.utils.clip_grad_norm_). Rows are not
+                counted. `gradient_norm` is the norm before clipping.
     scaler:     a torch.amp.GradScaler. It decides for all optimizers and Rows at once.
-    scheduler:  a learning rate scheduler (or several), stepped after each step of the optimizer.
-    before_update: called when the gradients are complete, before they are clipped and used.
-    split:      (batch, parts) -> a sequence of batches, for batches that have no rows first.
-    others:     what else a step changes: generators, and objects with state_dict() and load_state_dict().
+    scheduler:  a learning rate scheduler (or several), stepped after each optimizer step.
+    before_update: called once the gradients are complete, before they are clipped and used.
+    split:      (batch, parts) -> a sequence of batches, for batches whose first dimension is not rows.
+    others:     other objects that a step changes: generators, and objects with state_dict() and load_state_dict().
     checkpoint: modules to recompute in backward when memory is refused.
-    allow_batchnorm_microbatch: cut batches although batch statistics then are of the parts.
-    commit:     called when nothing helped, before BudgetExceeded or MemoryPressure is raised: writes
-                your checkpoint.
-    directory:  where admit() keeps the state meanwhile, on a disk: the run's folder. Default: the
+    allow_batchnorm_microbatch: cuts batches even though batch statistics are then computed per part.
+    commit:     writes your checkpoint. Called when nothing helped, before BudgetExceeded or MemoryPressure
+                is raised.
+    directory:  folder on a disk where admit() keeps the state meanwhile: the run's folder. Default: the
                 governor's `directory`, or another folder on a disk; never one in memory.
-    events:     a file to which admissions, refusals with what helped, the stop and, at the end of the
-                `with` block or at close(), the summary are appended, a line of JSON each; or a function
-                that is called with each of them, a dict.
-    Errors:     ValueError (options, a module that is wrapped for several ranks, a loss that must be weighed
-                and is not); BudgetExceeded as above; RuntimeError naming what could not be put back.
+    events:     a file to which JSON lines are appended: admissions, refusals and their remedies, the stop, and
+                the summary (at the end of the `with` block or at close()); or a function that is called
+                with each event, a dict.
+    Errors:     ValueError (options, a module wrapped for several ranks, a loss whose weight is unknown);
+                BudgetExceeded as above; RuntimeError naming state that could not be restored.
     """
 
     def __init__(self, model: Any, optimizer: Any, *, loss: str | None = None,
@@ -141,22 +141,22 @@ class TrainingStep:
 
     def _call_with(self, *, weight: Callable[..., Any] | None, before_update: Callable[[], Any] | None,
                   split: Callable[[Any, int], Sequence[Any]] | None) -> None:
-        """For plimsoll.Run, whose program may make these functions anew for each call."""
+        """Sets functions that a program may make anew for each call. For plimsoll.Run."""
         self._options.weight, self._options.before_update, self._options.split = weight, before_update, split
 
     def _rows_waiting(self) -> list[Rows]:
-        """For plimsoll.Run: Rows whose gradients wait in `accumulate` for the optimizer's step."""
+        """Returns the Rows whose gradients wait in `accumulate` for the optimizer's step. For plimsoll.Run."""
         return self._accumulation.rows_waiting
 
     def _wait_for(self, rows: list[Rows]) -> None:
-        """For plimsoll.Run: they wait in `accumulate`, as when the run's last life ended."""
+        """Adds `rows` to those that wait in `accumulate`, as when the run last ended. For plimsoll.Run."""
         self._accumulation.wait_for(rows)
 
     # ---- How the steps went, and go on ----
 
     @property
     def parts(self) -> int:
-        """Into how many parts a batch is cut. May be set: what the next step begins with."""
+        """The number of parts a batch is cut into. Settable: the next step starts with it."""
         return self._retry.parts
 
     @parts.setter
@@ -165,7 +165,7 @@ class TrainingStep:
 
     @property
     def recomputes(self) -> bool:
-        """Whether the modules in `checkpoint` are recomputed in backward. May be set, too."""
+        """Whether the modules in `checkpoint` are recomputed in backward. Settable."""
         return self._retry.recomputes
 
     @recomputes.setter
@@ -174,7 +174,7 @@ class TrainingStep:
 
     @property
     def accumulate(self) -> int:
-        """Batches whose gradients make one step of the optimizer. May be set between two of its steps."""
+        """Number of batches whose gradients make one optimizer step. Settable between two optimizer steps."""
         return self._options.accumulate
 
     @accumulate.setter
@@ -183,7 +183,7 @@ class TrainingStep:
 
     @property
     def clip_norm(self) -> float | None:
-        """Most that the norm of the parameters' gradients may be. May be set."""
+        """The largest allowed norm of the parameters' gradients. Settable."""
         return self._options.clip_norm
 
     @clip_norm.setter
@@ -192,18 +192,17 @@ class TrainingStep:
 
     @property
     def refusals(self) -> int:
-        """Steps that had to be tried again."""
+        """Number of tries that memory refused."""
         return self._retry.refusals
 
     @property
     def steps(self) -> int:
-        """Steps of the optimizer."""
+        """Number of optimizer steps."""
         return self._accumulation.steps
 
     @property
     def updated(self) -> bool:
-        """Whether the last call stepped the optimizer: not within `accumulate`, nor where the scaler
-        found an infinity."""
+        """Whether the last call stepped the optimizer. False within `accumulate`, and where the scaler found an infinity."""
         return self._accumulation.updated
 
     @property
@@ -213,7 +212,7 @@ class TrainingStep:
 
     @property
     def admitted_bytes(self) -> int:
-        """Bytes that admit() has promised to tensors."""
+        """The bytes that admit() has reserved for tensors."""
         return self._admission.admitted_bytes
 
     def __enter__(self) -> TrainingStep:
@@ -227,9 +226,9 @@ class TrainingStep:
         self._events.close(self.summary)
 
     def summary(self) -> dict[str, Any]:
-        """How the steps went, sizes in bytes: status ("stopped" when one did not fit, else "ok"),
-        steps, refusals, parts, recomputes, admitted_bytes, tensor_peak_bytes, limit_bytes, and after
-        a stop stop_reason and smallest_limit_bytes (0: there is no governor)."""
+        """Returns how the steps went, sizes in bytes: status ("stopped" after a step that did not fit, else "ok"),
+        steps, refusals, parts, recomputes, admitted_bytes, tensor_peak_bytes, limit_bytes. After a stop also
+        stop_reason and smallest_limit_bytes (0: there is no governor)."""
         governor, stop = Governor.current(), self._events.stop
         ledger = governor.ledger() if governor is not None else None
         return {"status": "stopped" if stop else "ok", "steps": self.steps,
@@ -239,8 +238,8 @@ class TrainingStep:
                 "limit_bytes": ledger.limit_bytes if ledger else 0, **stop}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state that a resumed run needs: how batches are cut, what is recomputed, and within
-        `accumulate` the gradients so far (not copied). Errors: RuntimeError while Rows wait there."""
+        """Returns the state for load_state_dict(): how batches are cut, whether modules are recomputed, and within
+        `accumulate` the gradients so far (not copied). Errors: RuntimeError while Rows wait in `accumulate`."""
         if self._rows_waiting():
             raise RuntimeError("Rows of batches in `accumulate` wait for the optimizer's step: take the "
                                "state_dict() after a call that `updated`")
@@ -250,74 +249,74 @@ class TrainingStep:
         return {"parts": self.parts, "recomputes": self.recomputes, **self._accumulation.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on as the run did whose state_dict() this is. Errors: KeyError for another's."""
+        """Sets the state that state_dict() returned. Errors: KeyError for any other dict."""
         self._retry.begin_with(int(state["parts"]), bool(state["recomputes"]))
         self._accumulation.load_state(state)
 
     # ---- Steps ----
 
     def __call__(self, batch: Any, f: Callable[..., Any]) -> float:
-        """One step on `batch` (see the class); returns the loss, a mean or sum over the whole batch."""
+        """Makes one step on `batch` (see the class). Returns the loss, a mean or sum over the whole batch."""
         return self._retry.step(self._backward.work(batch, f))
 
     def contrastive(self, batch: Any, embed: Callable[..., Any],
                     loss: Callable[..., Any]) -> float:
-        """One step whose loss compares the rows of a batch; returns the loss.
+        """Makes one step whose loss compares the rows of a batch. Returns the loss.
 
         embed: part -> embeddings of its rows, a tensor or a tuple of them, rows first.
         loss:  embeddings of the whole batch -> a scalar.
-        In parts, embeddings are made without a graph, the loss gives their gradients, and every part
-        is embedded again with its own random numbers to carry them on. Source: Gao et al., "Scaling
+        A batch in parts is embedded without a graph, and the loss gives the embeddings' gradients. Then every
+        part is embedded again, with the same random numbers, for backward. Source: Gao et al., "Scaling
         Deep Contrastive Learning Batch Size under Memory Limited Setup" (2021), section 3.
         """
         return self._retry.step(self._backward.work(batch, embed, loss))
 
     def evaluate(self, batch: Any, f: Callable[..., Any]) -> Any:
-        """f(*batch) without gradients and in eval mode, in parts where memory is refused.
+        """Returns f(*batch) without gradients and in eval mode, in parts where memory is refused.
 
-        What `f` returns for a row must depend on that row alone. Parts are put together: tensors (in
-        tuples, lists and mappings too) end to end, rows first; scalars as `loss` says, a mean with
-        `weight`, or else by rows. Modes are put back; nothing else is changed but random states.
-        Errors: BudgetExceeded when nothing helped; random states are then as before.
+        The result of `f` for a row must depend on that row alone. Parts are joined: tensors (in tuples, lists and
+        mappings too) end to end along the rows; scalars as `loss` says, a mean weighted by `weight` or by rows.
+        Modes are put back; only random states change.
+        Errors: BudgetExceeded where nothing helped. Random states are then as before.
         """
         return self._evaluation.make(Batch(batch, self._options.split), f)
 
     def admit(self, batch: Any, *functions: Callable[..., Any]) -> int:
-        """Promises tensors what a step on `batch` takes, the largest that will come; returns the bytes.
+        """Reserves the memory of a step on `batch`, the largest batch to come. Returns the reserved bytes.
 
-        The step is done for real, optimizer included, and everything is put back bit for bit. What it
-        leased at its peak, and a sixteenth more, is kept for tensors from now on; where a Run goes on, what is left
-        of the sixteenth: what was admitted once is again. Rows are not applied.
-        functions: what the steps will be called with: f, or embed and loss of a contrastive one.
-        Errors:    BudgetExceeded naming a limit that would do, with everything as before; ValueError
+        The step is made for real, optimizer included, and undone bit for bit. Its peak and a sixteenth more are
+        reserved for tensors from now on. A resumed Run may have less of the sixteenth left, and reserves that.
+        Rows are not applied.
+        functions: arguments of the steps to come: `f`; or `embed` and `loss` of a contrastive step.
+        Errors:    BudgetExceeded with a sufficient limit, everything as before; ValueError
                    without a governor that tensors are leased from.
         """
         return self._admission.of_step(self._backward.work(batch, *functions))
 
     def admit_evaluation(self, batch: Any, f: Callable[..., Any]) -> int:
-        """Does the same as admit() for evaluate(batch, f), so that no evaluation ends a run that training could finish."""
+        """Reserves the memory of evaluate(batch, f), as admit() does. No evaluation then ends a run that could finish its training."""
         given = Batch(batch, self._options.split)
         return self._admission.admit(f"an evaluation of {given.rows} rows", given.rows,
                                      lambda: self._evaluation.rehearsed(given, f), lambda: None)
 
     def rehearse(self, batch: Any, *functions: Callable[..., Any]) -> None:
-        """Makes the step of `accumulate` that takes the most, its last, on `batch`, and puts nothing back: for plan_batch().
+        """Makes the step of `accumulate` that takes the most memory, its last, on `batch`. Undoes nothing. For plan_batch().
 
-        From the second call on it finds the gradients of those before it. Errors: BudgetExceeded.
+        From the second call on the gradients of earlier calls exist. Errors: BudgetExceeded.
         """
         self._admission.rehearse(self._backward.work(batch, *functions))
 
     def keep_made(self) -> None:
-        """The calls so far are not to be put back any more."""
+        """Makes the calls so far final: put_back_made() no longer undoes them."""
         self._calls.keep()
 
     def put_back_made(self) -> bool:
-        """Everything is as before the first call since keep_made(). False: it is not, as rows were written, or nothing was kept."""
+        """Undoes the calls since keep_made(). Returns False where it cannot: rows were written, or nothing was kept."""
         return self._calls.put_back() and self._options.handed.keeps_made
 
 
 def step_of_run(handed: Handed, *given: Any, **options: Any) -> TrainingStep:
-    """A step with what a run hands to it. given, options: as TrainingStep's."""
+    """Returns a TrainingStep with the settings of a run. given, options: arguments of TrainingStep."""
     made = TrainingStep(*given, **options)
     made._take(handed)
     return made

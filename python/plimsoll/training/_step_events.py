@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of a TrainingStep: admissions, refusals with what helped, the stop, the summary.
+"""Events of a TrainingStep: admissions, refusals and their remedies, the stop, the summary.
 
 Threads: the thread that trains.   Memory: an event at a time.
 """
@@ -17,7 +17,7 @@ _Stop = TypeVar("_Stop", BudgetExceeded, MemoryPressure)
 
 
 class Events:
-    """Writes events where the program wants them, and has it commit at a stop.
+    """A log of a step's events. Calls the program's `commit` at a stop.
 
     to:     a file that gets a line of JSON for each, or a function that gets the dict.
     commit: the program's, called at a stop.
@@ -37,11 +37,11 @@ class Events:
                 file.write(json.dumps(event) + "\n")
 
     def refusal(self, step: int, refusal: Refusal, helped: str) -> None:
-        """step: the one that was refused; helped: what is tried next."""
+        """Appends a refusal. step: the refused step. helped: the next try."""
         self.append({"event": "refusal", "step": step, "refusal": str(refusal), "next": helped})
 
     def stopped(self, step: int, error: _Stop) -> _Stop:
-        """`error`, with what a stop leaves behind: a checkpoint, an event. step: the last that was made."""
+        """Commits, appends the stop, and returns `error`. step: the last step that was made."""
         self.stop = {"stop_reason": str(error), "smallest_limit_bytes": error.smallest_limit_bytes}
         if self._commit is not None:
             self._commit()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a TrainingStep, checked, as all parts of the step read them; and what a plimsoll.Run hands to it.
+"""The checked options of a TrainingStep, and the settings that a plimsoll.Run passes to it.
 
 Reading order: this file, _step_events.py, _backward.py, _update.py, _accumulation.py, _need.py, _retry.py, _admission.py, _step.py.
 Threads: the thread that trains.   Memory: none of its own.
@@ -28,7 +28,7 @@ _OF_RANKS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"
 
 @dataclasses.dataclass(frozen=True)
 class Handed:
-    """Settings that a plimsoll.Run hands to a step when it makes one. Without a run the defaults hold."""
+    """The settings that a plimsoll.Run passes to its steps. The defaults are for steps without a run."""
 
     looks: bool = True
     """Whether the step looks at the memory. A run looks itself, where it can commit."""
@@ -39,18 +39,18 @@ class Handed:
     tables: Sequence[DealtTable] = ()
     """Dealt tables whose rows the step looks up."""
     not_its_own: Sequence[Any] = ()
-    """Parameters of other optimizers, whose steps are theirs."""
+    """Parameters that another step trains. This step drops their gradients."""
     keeps_made: bool = False
-    """Another step of the same batch may fail."""
+    """Whether another step of the same batch may still fail, so that this one must stay undoable."""
     goes_on: bool = False
-    """An earlier life of the run was admitted."""
+    """Whether an earlier start of the run was admitted."""
     interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-    """Inside, a stop of the watcher may be raised. All that happens there is put back."""
+    """A context in which the watcher may raise a stop. Everything done inside is then undone."""
 
 
 @dataclasses.dataclass
 class Options:
-    """A TrainingStep's, which explains them, and alone writes them. extension: plimsoll._torch; scaler: None where it is not enabled."""
+    """The checked options of a TrainingStep, which documents them and alone writes them. extension: plimsoll._torch. scaler: None where disabled."""
 
     extension: Any
     models: list[Any]
@@ -70,11 +70,11 @@ class Options:
     handed: Handed = Handed()
 
     def trained(self) -> list[Any]:
-        """The optimizers' parameters."""
+        """Returns the optimizers' parameters."""
         return [p for one in self.optimizers for group in one.param_groups for p in group["params"]]
 
     def batchnorms(self) -> list[str]:
-        """Names of the modules whose batch statistics are of the batch."""
+        """Returns the names of the modules that compute statistics of the batch."""
         import torch
 
         return [name or type(part).__name__ for model in self.models
@@ -82,13 +82,13 @@ class Options:
                 if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.training]
 
     def agreed(self, work: Callable[[], _T]) -> _T:
-        """work(), on all ranks or on none."""
+        """Returns work(), which succeeds on all ranks or on none."""
         made: _T = self.handed.group.on_all("run.step()", work)
         return made
 
 
 def check(loss: str | None, weight: Any, accumulate: int, clip_norm: float | None) -> None:
-    """Errors: ValueError for options that are none, or do not go together."""
+    """Checks the options' values and that they go together. Errors: ValueError."""
     if loss not in _WAYS:
         raise ValueError(f"loss: {loss!r} is none of {', '.join(map(repr, _WAYS))}")
     if whole("accumulate:", accumulate, 1) > 1 and loss is None:
@@ -101,7 +101,7 @@ def check(loss: str | None, weight: Any, accumulate: int, clip_norm: float | Non
 
 
 def refuse_ranks(models: Iterable[Any]) -> None:
-    """Errors: ValueError for modules that are wrapped for several ranks."""
+    """Refuses modules that are wrapped for several ranks. Errors: ValueError."""
     for model in models:
         for part in model.modules():
             wrapped = next((kind.__name__ for kind in type(part).__mro__
@@ -115,7 +115,7 @@ def refuse_ranks(models: Iterable[Any]) -> None:
 
 
 def refuse_closures(optimizers: Iterable[Any]) -> None:
-    """Errors: ValueError for optimizers that compute the loss themselves."""
+    """Refuses optimizers whose step() computes the loss. Errors: ValueError."""
     for one in optimizers:
         step = inspect.signature(type(one).step)
         needed = [name for name, given in step.parameters.items() if given.default is given.empty and given.kind in (
@@ -128,7 +128,7 @@ def refuse_closures(optimizers: Iterable[Any]) -> None:
 
 
 def listed(value: Any) -> list[Any]:
-    """Returns `value` as a list: None as [], a single one as its only entry, a list or tuple as its entries."""
+    """Returns `value` as a list: None as [], a single object as its only entry, a list or tuple as its entries."""
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]

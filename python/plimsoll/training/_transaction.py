@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State that a training step changes, remembered so that all of it can be put back.
+"""The state that a training step changes, remembered so that the step can be undone.
 
 Reading order: _reach.py, this file, _backward.py.
 Threads: the thread that trains.
-Memory:  Before copies buffers; Gradients keeps the gradients there were, GradientsBefore copies them;
-         OptimizersBefore copies parameters and optimizer states, unless the optimizer is known to write
-         nothing before it has all its memory.
+Memory:  Before copies buffers. Gradients keeps the earlier gradients, and GradientsBefore copies them.
+         OptimizersBefore copies parameters and optimizer states, unless the optimizer is known to allocate all
+         its memory before it writes.
 """
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, coll
 
 
 class ModuleNames:
-    """Everything that modules have by name: parameters, buffers and plain attributes, modes included.
+    """The attributes of modules at one moment: parameters, buffers and plain attributes, modes included.
 
-    Tensors are put back as the objects they were; buffers() are for callers that keep their values too. Lists,
-    dicts, sets and deques that are attributes get their entries back, not what is inside these. Parameters that need
-    no gradient get back what they had as .data; one that was written in place is named.
+    put_back() restores tensors as the objects they were. For their values see buffers(). Lists, dicts, sets and deques get
+    their entries back, not what is inside these. Parameters without gradients get their .data back; put_back() names those
+    that were written in place.
 
-    kept: parameters whose values somebody else puts back.
+    kept: parameters whose values the caller puts back.
     """
 
     def __init__(self, modules: Iterable[Any], kept: Iterable[Any] = ()) -> None:
@@ -46,8 +46,8 @@ class ModuleNames:
         internal = _internal()
         parts = {id(part): part for module in modules for part in module.modules()}
         self._parts = []
-        self._written = []  # Attributes that are tensors and no buffers, and how often they were written.
-        self._frozen = []  # The same of parameters, and their data.
+        self._written = []  # Tensor attributes that are no buffers, and their numbers of writes.
+        self._frozen = []  # The same for parameters without gradients, with their data.
         elsewhere = set(map(id, kept))
         for part in parts.values():
             own = dict(vars(part))
@@ -62,7 +62,7 @@ class ModuleNames:
                                 dict(part._buffers.items()), entries))
 
     def buffers(self) -> Iterator[Any]:
-        """Each once."""
+        """Yields each buffer once."""
         seen: set[int] = set()
         for _, _, _, buffers, _ in self._parts:
             for value in buffers.values():
@@ -71,7 +71,7 @@ class ModuleNames:
                     yield value
 
     def put_back(self) -> None:
-        """Errors: RuntimeError naming what was written in place and is not kept; all else is as it was."""
+        """Restores the attributes. Errors: RuntimeError naming a parameter that was written in place; all else is restored."""
         for part, own, parameters, buffers, entries in self._parts:
             vars(part).update(own)
             for name in [name for name in vars(part) if name not in own]:
@@ -103,19 +103,19 @@ class ModuleNames:
 
 @functools.cache
 def _internal() -> frozenset[str]:
-    """Attributes that every module has for itself; `training` is its user's."""
+    """Returns the names of the attributes that torch gives every module, `training` excepted."""
     import torch
 
     return frozenset(vars(torch.nn.Module()).keys() - {"training"})
 
 
 def _written(tensor: Any) -> int:
-    """How often, where torch counts it."""
+    """Returns the number of writes to `tensor`; 0 where torch does not count them."""
     return 0 if tensor.is_inference() else int(tensor._version)
 
 
 class Before:
-    """Modules, random states and `others` at the beginning of a step.
+    """The state at the beginning of a step: modules, random states and `others`.
 
     others: generators; and objects with state_dict() and load_state_dict().
     scaler: a GradScaler, or None.
@@ -130,12 +130,12 @@ class Before:
         self._values = [(tensor, tensor.clone()) for tensor in self._names.buffers()]
         self._others = [(one, copy.deepcopy(one.state_dict())) for one in others
                         if not is_generator(one)]
-        # Its state_dict() has nothing of what it knows between unscale_() and update().
+        # Its state_dict() lacks the state between unscale_() and update().
         self._scaler_has = vars(scaler) if scaler is not None else {}
         self._scaler_had = {name: (value, _copied(value)) for name, value in self._scaler_has.items()}
 
     def put_back(self) -> None:
-        """Everything is as it was, bit for bit. May be called more than once. Errors: as ModuleNames.put_back()."""
+        """Restores everything bit for bit. May be called more than once. Errors: as ModuleNames.put_back()."""
         import torch
 
         with torch.no_grad():
@@ -159,17 +159,17 @@ def parameters_of(others: Iterable[Any]) -> Iterator[Any]:
 
 
 def _copied(value: Any) -> Any:
-    """An attribute of a scaler: a tensor, a dict, or what does not change."""
+    """Copies a scaler's attribute: a tensor, a dict, or an immutable value as it is."""
     import torch
 
     return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value) if isinstance(value, dict) else value
 
 
 class Gradients:
-    """Gradients of the leaves that a step adds to, set aside until it is known to have been made.
+    """The earlier gradients of the leaves that a step adds to, set aside until the step has succeeded.
 
     together: leaves whose gradients add up over a window of batches: parameters and Rows.
-    unused:   leaves whose gradients of this step nobody uses: they stay as they were.
+    unused:   leaves that keep their earlier gradients: those of this step are dropped.
     """
 
     def __init__(self, together: Iterable[Any], leaves: Iterable[Any], unused: Iterable[Any] = ()) -> None:
@@ -187,12 +187,12 @@ class Gradients:
             leaf.grad = None
 
     def watch_together(self, leaf: Any) -> None:
-        """A leaf made meanwhile, whose gradients add up over a window."""
+        """Watches a new leaf whose gradients add up over a window."""
         self.watch(leaf)
         self._together.add(id(leaf))
 
     def watch_graph(self, value: Any) -> None:
-        """Every leaf that value.backward() would add to, wherever the user has it."""
+        """Watches every leaf that value.backward() would add to."""
         for leaf in leaves_of(value):
             self.watch(leaf)
 
@@ -201,7 +201,7 @@ class Gradients:
             leaf.grad = grad
 
     def taken(self, share: float) -> dict[int, Any]:
-        """The new gradients multiplied by `share`, by the identity of what they are of, which has none now."""
+        """Takes the new gradients from their leaves. Returns them times `share`, by id(leaf)."""
         made = {key: leaf.grad for key, (leaf, _) in self._kept.items() if leaf.grad is not None}
         for key, gradient in made.items():
             self._kept[key][0].grad = None
@@ -210,15 +210,15 @@ class Gradients:
         return made
 
     def give(self, made: dict[int, Any]) -> None:
-        """Sets the gradients that taken() returned as the new ones."""
+        """Sets the gradients that taken() returned."""
         for key, gradient in made.items():
             self._kept[key][0].grad = gradient
 
     def add_up(self, alone: float, together: float | None) -> None:
-        """Adds what was set aside; the new are multiplied by `alone`, or with what was there by `together`.
+        """Adds the earlier gradients. Sums of a window are multiplied by `together`, the other new gradients by `alone`.
 
-        together: None while the window goes on: nothing is multiplied.
-        Nothing that was set aside is written, so put_back() goes on being possible.
+        together: None while the window goes on: its sums are not multiplied.
+        The earlier gradients are not written, so put_back() stays possible.
         """
         for key, (leaf, old) in self._kept.items():
             new = leaf.grad
@@ -239,7 +239,7 @@ class Gradients:
             leaf.grad = total
 
     def join(self, before: float, now: float) -> None:
-        """Adds up like add_up(), but multiplies what was set aside by `before` and the new gradients by `now`."""
+        """Adds the earlier gradients like add_up(), multiplied by `before`, to the new ones, multiplied by `now`."""
         import torch
 
         with torch.no_grad():
@@ -258,13 +258,13 @@ class Gradients:
 
 
 class GradientsBefore:
-    """Gradients that a loop of others adds to in place, copied."""
+    """Copies of gradients, for a training loop that adds to them in place."""
 
     def __init__(self, leaves: Iterable[Any]) -> None:
         self._kept = [(leaf, leaf.grad, None if leaf.grad is None else leaf.grad.clone()) for leaf in leaves]
 
     def put_back(self) -> None:
-        """May be called more than once."""
+        """Restores the gradients. May be called more than once."""
         import torch
 
         with torch.no_grad():
@@ -275,19 +275,19 @@ class GradientsBefore:
 
 
 class Unwritten:
-    """Tensors that are not copied: what can fail comes before the first write to any."""
+    """A check that tensors were not written. They are not copied, as all that can fail comes before the first write."""
 
     def __init__(self, what: str, tensors: Iterable[Any]) -> None:
         self._what, self._seen = what, [(tensor, tensor._version) for tensor in tensors]
 
     def put_back(self) -> None:
-        """Errors: RuntimeError when one was written."""
+        """Raises RuntimeError where a tensor was written."""
         if any(tensor._version != version for tensor, version in self._seen):
             raise RuntimeError(f"{self._what} were being written when memory was refused, and are not kept")
 
 
 def leaves_of(value: Any) -> Iterator[Any]:
-    """The leaves of the graph that ends in `value`."""
+    """Yields the leaves of the autograd graph of `value`."""
     if value.grad_fn is None:
         if value.requires_grad:
             yield value
@@ -305,11 +305,10 @@ def leaves_of(value: Any) -> Iterator[Any]:
 
 
 class OptimizersBefore:
-    """Parameters, states and groups of optimizers before they step.
+    """The parameters, states and groups of optimizers before a step.
 
-    Copies of parameters and states are kept, unless they are all that is changed and
-    writes_at_the_end(): then only of step counts.
-    alone: nothing else is changed with them.
+    Parameters and states are copied. Step counts alone are copied where `alone` holds and writes_at_the_end().
+    alone: the step changes nothing else.
     """
 
     def __init__(self, optimizers: list[Any], schedulers: Iterable[Any], alone: bool) -> None:
@@ -331,7 +330,7 @@ class OptimizersBefore:
         self._schedulers = [(one, copy.deepcopy(one.state_dict())) for one in schedulers]
 
     def put_back(self) -> None:
-        """Everything is as it was, bit for bit."""
+        """Restores everything bit for bit."""
         import torch
 
         with torch.no_grad():
@@ -367,9 +366,8 @@ class OptimizersBefore:
 def writes_at_the_end(optimizers: list[Any]) -> bool:
     """Whether a step takes all its memory before it writes anything but step counts.
 
-    So of torch's fused optimizers when everything is one call of their kernel. Of all others some
-    allocate between their writes (torch's unfused Adam does, and so do fused ones between two groups),
-    and those of the user's own cannot be known.
+    It holds for torch's fused optimizers where one kernel call does everything. Others may allocate between their
+    writes: torch's unfused Adam, a fused one with two groups, optimizers of the user's own.
     """
     from torch.optim.optimizer import _global_optimizer_post_hooks
 
@@ -387,24 +385,24 @@ def writes_at_the_end(optimizers: list[Any]) -> bool:
 
 
 class CallsMade:
-    """Calls of a batch, until it is known that all of its calls can be made."""
+    """The calls on a batch that can still be undone."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], Any]] | None = []  # In reverse; None: that cannot be.
+        self._undo: list[Callable[[], Any]] | None = []  # Functions in the order to call them; None: the calls cannot be undone.
 
     def add(self, undo: list[Callable[[], Any]] | None, before: Before) -> None:
-        """A call that was made. undo: puts it back; None: nothing does."""
+        """Adds a call. undo: functions that undo it; None: it cannot be undone."""
         if undo is None:
             self._undo = None
-        elif self._undo == []:  # Of several calls of a batch the first one's.
+        elif self._undo == []:  # The first call of a batch: its `before` undoes all of them.
             self._undo = [*undo, before.put_back]
 
     def keep(self) -> None:
-        """The calls so far are not to be put back any more."""
+        """Makes the calls so far final."""
         self._undo = []
 
     def put_back(self) -> bool:
-        """Everything is as before the first call since keep(). False: it is not, as rows were written."""
+        """Undoes the calls since keep(). Returns False where it cannot, as rows were written."""
         undo, self._undo = self._undo, []
         for put_back in undo or ():
             put_back()
@@ -412,18 +410,19 @@ class CallsMade:
 
 
 class Together:
-    """Optimizers and Rows as one optimizer, so that a GradScaler decides for all of them."""
+    """Optimizers and Rows with the interface of one optimizer, so that a GradScaler decides for all of them."""
 
     def __init__(self, optimizers: list[Any], rows: list[Rows | Owned]) -> None:
         self._optimizers, self._rows = optimizers, rows
         self._changes: list[tuple[Any, np.ndarray, np.ndarray]] = []
-        self._brought: dict[int, np.ndarray] = {}  # Gradients of rows on devices, by what they are of.
+        self._brought: dict[int, np.ndarray] = {}  # Gradients of rows on devices, by id(rows).
         self.param_groups = [group for one in optimizers for group in one.param_groups]
 
     def unscale(self, scaler: Any) -> None:
-        """Unscales by scaler.unscale_(). A leaf of one number tells it whether the rows' gradients are finite. Errors: ValueError (no gradient).
+        """Unscales all gradients. Errors: ValueError (no gradient).
 
-        Rows are unscaled here instead: the scaler copies its scale from the device to where a gradient is, and does not wait for it.
+        The optimizers' gradients are unscaled by scaler.unscale_(). Rows are unscaled here, as the scaler would copy its scale from the
+        device without waiting. A leaf of one number tells the scaler whether the rows' gradients are finite.
         """
         import torch
 
@@ -456,7 +455,7 @@ class Together:
                                       grads[0] if one_of else np.concatenate(grads)))
 
     def _gradient(self, one: Rows | Owned) -> np.ndarray:
-        """Returns the gradient in host memory; of rows on devices all are brought at once. Errors: ValueError where there is none."""
+        """Returns the gradient of `one` in host memory. Gradients on devices are copied in one go. Errors: ValueError where there is none."""
         if not isinstance(one, DeviceRows):
             return one._gradient()
         if not self._brought:
@@ -471,7 +470,7 @@ class Together:
         return True
 
     def apply_rows(self) -> None:
-        """Cannot be refused memory. Errors: of EmbeddingStore.apply()."""
+        """Applies the prepared changes of rows. Memory cannot be refused here. Errors: as EmbeddingStore.apply()."""
         for store, ids, grads in self._changes:
             if len(ids):
                 store.apply(ids, grads)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizers' step, once gradients are complete: scaler, clipping, schedulers and Rows with it, all or none.
+"""Update: the optimizers' step with complete gradients, together with scaler, clipping, schedulers and Rows, all or none.
 
 Reading order: _transaction.py, this file, _accumulation.py.
 Threads: the thread that trains.
-Memory:  while the optimizer writes, as OptimizersBefore; of a call that may have to be put back, until the batch's end.
+Memory:  that of OptimizersBefore, while the optimizer writes; until the batch's end for a call that may have to be undone.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Update:
-    """Makes the step of optimizers, Rows and schedulers."""
+    """The step of optimizers, Rows and schedulers, made as one."""
 
     def __init__(self, options: Options) -> None:
         self._options, self._group, self._keeps_made = options, options.handed.group, options.handed.keeps_made
@@ -28,7 +28,7 @@ class Update:
         """The norm of the last gradients before clipping; 0 without clip_norm."""
 
     def make(self, rows: list[Rows | Owned], rehearsing: bool) -> tuple[bool, list[Callable[[], Any]]]:
-        """(whether the optimizers stepped, what puts that back where another call may fail). False: the scaler skipped it.
+        """Returns (whether the optimizers stepped, functions that undo it where another call may fail). False: the scaler skipped the step.
 
         rehearsing: Rows are not applied.
         """

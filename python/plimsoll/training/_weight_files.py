@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors in safetensors files: where each lies, how they are read past the page cache, and one file of new ones.
+"""Tensors in safetensors files: their places, reads past the page cache, and writing a new file.
 
 Source: github.com/huggingface/safetensors, README, "Format": u64 header length | JSON header | tensor bytes.
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     import torch
 
 _PIECE = 4 << 20
-_IN_PLACE = 64 << 10  # Bytes: a smaller tensor is copied, rather than that pages around it stay empty.
-_CONVERTED = 32 << 10  # Bytes converted at a time: fewer numbers than torch would share among threads.
+_IN_PLACE = 64 << 10  # Bytes: a smaller tensor is copied, which wastes less than pages of its own.
+_CONVERTED = 32 << 10  # Bytes converted at a time: too few for torch to use several threads.
 READER_BYTES = _PIECE + _CONVERTED
-_PAGE = 4096  # What direct reads are multiples of.
-ALIGNED = 64  # Bytes: tensors begin there in memory, as torch's own do, and kernels compute the same.
-_NUMBER = 8  # Bytes of the widest one.
+_PAGE = 4096  # Bytes: direct reads are multiples of it.
+ALIGNED = 64  # Bytes: alignment of tensors in memory. It is torch's own, so kernels give the same bits.
+_NUMBER = 8  # Bytes of the widest number.
 _SETTLED_NS = 2_000_000_000  # Clocks of file systems tick in seconds at worst.
 _HEADER_MAX = 100_000_000
 _KINDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
@@ -41,24 +41,24 @@ _KINDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 
 @dataclasses.dataclass
 class Place:
-    """The place of one tensor in a file."""
+    """The place of a tensor in a safetensors file."""
 
     name: str
     path: pathlib.Path
     begin: int
-    """Bytes, from the beginning of the file."""
+    """Offset in the file, in bytes."""
     size: int
     dtype: str
     """The tensor's dtype in the file, by torch's name: "bfloat16"."""
     shape: tuple[int, ...]
     wanted: str = ""
-    """The dtype it is to have in memory; "": the same."""
+    """The dtype wanted in memory; "": the file's."""
     checksum: int = -1
-    """CRC-32C of the file's bytes, when they were read first; −1: never. The reader writes it."""
+    """CRC-32C of the file's bytes at the first read; −1: not read yet. The reader writes it."""
     seen: tuple[int, ...] = ()
-    """Which state of the file had it: see _state_of()."""
+    """The file's state when the checksum was computed: see _state_of()."""
     expected: int = -1
-    """The checksum that it must have; −1: not known yet. Written by expect()."""
+    """The checksum that the tensor must have; −1: unknown. Written by expect()."""
 
     @property
     def memory_bytes(self) -> int:
@@ -71,17 +71,17 @@ class Place:
 
     @property
     def in_place(self) -> bool:
-        """Whether pages of the file may be read where the tensor is to be."""
+        """Whether pages of the file may be read to the tensor's final place."""
         return not self.wanted and self.begin % ALIGNED == 0 and self.size >= _IN_PLACE
 
     def expect(self, checksum: int) -> None:
-        """Errors: CorruptError where another was read; else whoever reads it will meet that."""
+        """Sets the checksum that the tensor must have. Errors: CorruptError where another was read already."""
         self.expected = checksum
         if self.checksum >= 0:
             self.compare(self.checksum)
 
     def compare(self, checksum: int) -> None:
-        """Errors: CorruptError."""
+        """Compares `checksum` with the known ones. Errors: CorruptError."""
         for other in (self.expected, self.checksum):
             if other >= 0 and checksum != other:
                 raise CorruptError(f"{self.path}: {self.name} is not what training began with: its checksum is "
@@ -89,9 +89,9 @@ class Place:
 
 
 def places_in(files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> dict[str, Place]:
-    """By name, of a file, a folder's *.safetensors, or several files.
+    """Returns the tensors' places by name. files: a file, a folder with *.safetensors, or several files.
 
-    Errors: NotFoundError; CorruptError (no such file, or one that was cut off); ValueError for a name twice.
+    Errors: NotFoundError; CorruptError (not a safetensors file, or cut off); ValueError for a name that occurs twice.
     """
     if isinstance(files, (str, os.PathLike)):
         one = pathlib.Path(files)
@@ -131,8 +131,8 @@ def _places_of(path: pathlib.Path) -> Iterator[Place]:
 
 
 def laid_out(places: Iterable[Place]) -> tuple[list[int], int]:
-    """(where each tensor begins in memory that begins with a page, bytes of all): what is read in place has its pages to
-    itself, and begins as far into the first as in the file."""
+    """Returns (begin of each tensor, bytes of all) in page-aligned memory. A tensor that is read in place has pages of its own,
+    and begins at the same offset in its page as in the file."""
     begins, end = [], 0
     for place in places:
         if place.in_place:
@@ -147,7 +147,7 @@ def laid_out(places: Iterable[Place]) -> tuple[list[int], int]:
 
 def names_in(model: Any, names: Iterable[str]) -> dict[str, str]:
     """Returns the model's name for each of the `names` in its files. transformers saves some tensors under the names of their first
-    release (GPT-NeoX's lm_head as "embed_out"), and its own renaming says which. Tensors that it puts together are left as they are.
+    release (GPT-NeoX's lm_head as "embed_out"); its renaming rules give the new ones. Tensors that it merges keep their names.
     """
     loaded = sys.modules.get("transformers.modeling_utils")
     inner = next((part for part in model.modules() if isinstance(part, loaded.PreTrainedModel)), None) if loaded else None
@@ -160,7 +160,7 @@ def names_in(model: Any, names: Iterable[str]) -> dict[str, str]:
     own = {name.replace(".base_layer", "") for named in (inner.named_parameters, inner.named_buffers)
            for name, _ in named(remove_duplicate=False)}
     found = {}
-    for name in sorted(names):  # Some renamings wait for a name that comes first in this order.
+    for name in sorted(names):  # Some renamings depend on this order.
         renamed = name
         for one in renamings:
             renamed, _ = one.rename_source_key(renamed)
@@ -169,7 +169,7 @@ def names_in(model: Any, names: Iterable[str]) -> dict[str, str]:
 
 
 def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
-    """One file of them, beside its name first. Errors: OSError; ValueError for a dtype that has no name there."""
+    """Writes `tensors` to one safetensors file, which appears whole. Errors: OSError; ValueError for a dtype that safetensors lacks."""
     names = {kind: text for text, kind in _KINDS.items()}
     header: dict[str, Any] = {}
     at = 0
@@ -188,14 +188,14 @@ def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    """Those of a tensor, uint8; copied where they are not in order."""
+    """Returns a tensor's bytes, uint8; copied where it is not contiguous."""
     import torch
 
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 class WeightReader:
-    """Reads tensors with direct reads, where the file system has them, and checks their sums."""
+    """A reader of tensors that checks their checksums. It uses direct reads where the file system has them."""
 
     def __init__(self) -> None:
         self._files: dict[pathlib.Path, int] = {}
@@ -204,9 +204,9 @@ class WeightReader:
         self._aligned = np.empty(_CONVERTED, dtype=np.uint8)
 
     def read(self, place: Place, into: np.ndarray) -> None:
-        """All of a tensor, uint8 [memory_bytes], converted to the dtype that is wanted as Tensor.to() does.
+        """Reads a whole tensor into `into`, uint8 [memory_bytes], converted to the wanted dtype as Tensor.to() does.
 
-        The first time its checksum is kept in `place`, and afterwards compared where the file has changed.
+        The first read stores the checksum in `place`. Later reads compare it where the file has changed.
         Errors: CorruptError naming file and tensor; OSError.
         """
         made = 0
@@ -221,7 +221,7 @@ class WeightReader:
         self._read(place, lambda _, span: self._view[:span], copy)
 
     def read_in_place(self, place: Place, memory: np.ndarray, begin: int) -> None:
-        """The same of one that is in_place, to `begin` of memory that laid_out() has laid out."""
+        """Reads a tensor that is in_place to `begin` of memory laid out by laid_out(). Otherwise as read()."""
         origin = begin - place.begin
         self._read(place, lambda first, span: memory[origin + first:origin + first + span], lambda *_: None)
 
@@ -243,22 +243,22 @@ class WeightReader:
                 raise CorruptError(f"{place.path}: was cut off within {place.name}")
             piece = memory[at - first:at - first + size]
             take(piece, done)
-            if not known:  # While the processor's cache has it.
+            if not known:  # The piece is still in the processor's cache.
                 checksum = _core.crc32c(piece, checksum)
             done += size
         if not known:
             place.compare(checksum)
             place.checksum, place.seen = checksum, state
-            place.compare(checksum)  # With what has come to be expected meanwhile.
+            place.compare(checksum)  # expect() may have been called meanwhile.
 
     def _convert(self, piece: np.ndarray, place: Place, into: np.ndarray) -> int:
-        """Bytes that a piece of numbers has become."""
+        """Converts a piece of numbers. Returns the bytes written."""
         import torch
 
         kind, made = getattr(torch, place.wanted), 0
         for begin in range(0, len(piece), _CONVERTED):
             part = self._aligned[:min(_CONVERTED, len(piece) - begin)]
-            part[:] = piece[begin:begin + len(part)]  # It may begin anywhere in the file.
+            part[:] = piece[begin:begin + len(part)]  # The piece may begin at an unaligned address.
             numbers = torch.from_numpy(part).view(getattr(torch, place.dtype))
             size = numbers.numel() * kind.itemsize
             torch.from_numpy(into[made:made + size]).view(kind).copy_(numbers)
@@ -266,7 +266,7 @@ class WeightReader:
         return made
 
     def open(self, path: pathlib.Path, name: pathlib.Path | None = None) -> int:
-        """The file, once it has been opened. name: what places call it."""
+        """Returns the file's descriptor; opens it at the first call. name: the path that places have for it."""
         name = name or path
         if name not in self._files:
             try:
@@ -274,7 +274,7 @@ class WeightReader:
             except OSError as error:
                 if isinstance(error, FileNotFoundError):
                     raise
-                self._files[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # Such as on a tmpfs.
+                self._files[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # A tmpfs has no direct reads.
         return self._files[name]
 
     def close(self) -> None:
@@ -284,7 +284,7 @@ class WeightReader:
 
 
 def _state_of(file: int) -> tuple[int, ...]:
-    """Returns a state that differs after an open file was written. (): the last write is so recent that another might not show."""
+    """Returns a state that changes with every write to an open file. (): the last write is so recent that another might not show."""
     now = os.fstat(file)
     return () if time.time_ns() - now.st_mtime_ns < _SETTLED_NS else (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns,
                                                                       now.st_ctime_ns)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watch: whose memory grows, where it was allocated and who holds it."""
+"""Watch: finds growing memory, the line that allocates it, and its holder."""

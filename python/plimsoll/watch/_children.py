@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where what grows in worker processes was allocated, and who holds it there: a Watch asks, its workers answer.
+"""Leaks in worker processes: a Watch asks, and its workers answer with the lines that allocate and the holder.
 
     Watch: ask() ─ a byte in a pipe ─→ thread of each worker: samples allocations, writes its lines into its slot
     Watch: search(slot) ─────────────→ the worker that grows most: looks for the holder, writes its name
@@ -40,12 +40,12 @@ _TICK_SECONDS = 0.25
 _OLD = 4  # Ticks after which what is alive counts as kept.
 _SITES_MOST = 8
 _PIECE_SECONDS = 0.002
-_WINDOWS_MOST = 8  # For which an answer is waited for.
+_WINDOWS_MOST = 8  # Most windows to wait for an answer.
 _QUESTIONS_MOST = 4  # In the life of a Watch.
 
 
 class Board:
-    """The memory that parent and workers share. One per process."""
+    """The shared memory of a parent and its workers. There is one per process."""
 
     def __init__(self, file: int, bell: int, rope: int) -> None:
         self._file, self._bell, self._rope = file, bell, rope
@@ -54,7 +54,7 @@ class Board:
 
     @classmethod
     def made(cls) -> Board:
-        """For processes that are started from now on."""
+        """Makes the board of this process. Only workers started later see it."""
         file = os.memfd_create(_NAME)
         os.ftruncate(file, _FIRST + _SLOTS * _SLOT_BYTES)
         board = cls(file, *os.pipe())
@@ -65,7 +65,7 @@ class Board:
     # ---- The parent's ----
 
     def ask(self, mean_bytes: float) -> bool:
-        """Has all workers sample, until withdraw(); False where another Watch asks."""
+        """Makes all workers sample until withdraw(). Returns False where another Watch is asking."""
         if self._asked:
             return False
         self._asked = True
@@ -75,24 +75,24 @@ class Board:
         return True
 
     def search(self, slot: int) -> None:
-        """Has the worker of that slot look for the holder."""
+        """Makes the worker of `slot` look for the holder."""
         number, mean_bytes, _ = _HEADER.unpack_from(self._map)
         self._map[:_HEADER.size] = _HEADER.pack(number, mean_bytes, slot)
 
     def answers(self) -> dict[int, dict[str, Any]]:
-        """Returns the answers so far, by slot: sites [(line, bytes)], and the holder once a worker has looked for it."""
+        """Returns the workers' answers so far, by slot: sites [(line, bytes)], and the holder once a worker has looked for it."""
         found = {}
         for slot in range(_SLOTS):
             at = _FIRST + slot * _SLOT_BYTES
             length, = _LENGTH.unpack_from(self._map, at)
-            with contextlib.suppress(ValueError):  # It is being written.
+            with contextlib.suppress(ValueError):  # The answer is being written.
                 one = json.loads(self._map[at + _LENGTH.size:at + _LENGTH.size + length])
                 if one["number"] == self._number:
                     found[slot] = one
         return found
 
     def withdraw(self) -> None:
-        """Nothing is asked any more. In a forked child: nothing."""
+        """Withdraws the question. Does nothing in a forked child."""
         if self._asked and os.getpid() == self._parent:
             self._asked = False
             os.read(self._bell, 1)
@@ -100,11 +100,11 @@ class Board:
     # ---- The worker's ----
 
     def _in_child(self) -> None:
-        os.close(self._rope)  # Of a parent that is gone the pipe tells.
+        os.close(self._rope)  # The pipe then shows when the parent is gone.
         self.attend()
 
     def attend(self) -> None:
-        """Answers whatever is asked, in a thread of its own."""
+        """Starts a thread that answers the parent's questions."""
         threading.Thread(target=self._attend, name=_NAME, daemon=True).start()
 
     def _attend(self) -> None:
@@ -128,7 +128,7 @@ class Board:
                     time.sleep(_TICK_SECONDS)
 
     def _claimed(self) -> int | None:
-        """A slot that no living process has."""
+        """Returns a slot that no living process has; None where all are taken."""
         for slot in range(_SLOTS):
             with contextlib.suppress(OSError):
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _FIRST + slot * _SLOT_BYTES)
@@ -137,11 +137,11 @@ class Board:
 
     @property
     def question(self) -> tuple[int, float, int]:
-        """Its number, the mean distance of samples in bytes, the slot that is to look for the holder."""
+        """The question's number, the mean distance of samples in bytes, and the slot that is to look for the holder."""
         return _HEADER.unpack_from(self._map)
 
     def write(self, slot: int, answer: dict[str, Any]) -> None:
-        """In place of what that slot said before."""
+        """Replaces the answer of `slot`."""
         text = json.dumps(answer).encode()
         while len(text) > _SLOT_BYTES - _LENGTH.size:
             answer["sites"].pop()
@@ -152,7 +152,7 @@ class Board:
 
 
 def _answer(board: Board, slot: int, asked: Callable[[], bool]) -> None:
-    """Samples until nobody asks any more. Looks for the holder once the parent asks this slot to."""
+    """Samples until the question is withdrawn. Looks for the holder once the parent asks this slot."""
     number, mean_bytes, _ = board.question
     allocations = _core.Allocations(mean_bytes, library_folders())
     try:
@@ -174,7 +174,7 @@ def _answer(board: Board, slot: int, asked: Callable[[], bool]) -> None:
 
 
 def _holder(allocations: _core.Allocations, where: str, until: int, asked: Callable[[], bool]) -> str:
-    """Returns the name of the holder of what that line allocated; "" where none was found."""
+    """Returns the name of the holder of the memory allocated at line `where`; "" where none was found."""
     from ._graph_walk import GraphWalk
     from ._holders import FEW, Roots, name_of
 
@@ -205,7 +205,7 @@ def _the_board() -> Board:
 
 
 def answer_parent() -> None:
-    """In a process that multiprocessing started afresh: attends to the parent's questions, where it watches."""
+    """Starts to answer the parent's questions, in a process that multiprocessing started. Does nothing where the parent has no Watch."""
     said = os.environ.get(_VARIABLE, "")
     if not said or multiprocessing.process.current_process().name == "MainProcess":
         return
@@ -218,7 +218,7 @@ def answer_parent() -> None:
 
 
 class ChildSearch:
-    """One Watch's questions to the workers of its process."""
+    """The questions of one Watch to the workers of its process."""
 
     def __init__(self, core: _core.Watch) -> None:
         self._core, self._board = core, _the_board()
@@ -228,8 +228,11 @@ class ChildSearch:
         self._searched_at: int | None = None
 
     def consider(self, windows: int, rise: float | None, now: bool = False) -> None:
-        """After each window. rise: by how many bytes a step children rise, where they are what rises fastest;
-        now: somebody wants to know what there is."""
+        """Begins, reads or ends a question to the workers. Called after each window.
+
+        rise: growth of the workers in bytes per step, where they grow fastest; else None.
+        now:  a verdict is wanted now.
+        """
         if not self.asking:
             if rise is not None and not self._told and not now and self._questions < _QUESTIONS_MOST:
                 self._begin(windows, rise)
@@ -272,7 +275,7 @@ class ChildSearch:
         self.close()
 
     def close(self) -> None:
-        """Asks no more for now."""
+        """Withdraws the question."""
         if self.asking:
             self.asking = False
             self._board.withdraw()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GraphWalk: memory that graphs of gradients keep, for a search for holders.
+"""GraphWalk: finds memory that autograd graphs keep, for a search for holders.
 
-Autograd keeps what a backward pass needs in C++, where no traversal of Python's objects leads. A walk from a tensor
-through its graph reads the addresses of what is kept, and tells them to the search. Nothing is unpacked: hooks of the
-program's do not run.
+Autograd keeps saved tensors in C++, where no traversal of Python objects leads. A walk from a tensor through its graph
+reads the addresses of saved tensors, and reports them to the search. Nothing is unpacked, so no hooks of the program
+run.
 
 Threads: with Python's lock.   Memory: a reference for each of 200,000 nodes at most, which keeps these nodes alive.
 """
@@ -23,7 +23,7 @@ _BETWEEN_CLOCKS = 16  # Nodes.
 
 
 class GraphWalk:
-    """Walks through the graphs of the tensors that one search has met."""
+    """A walk through the autograd graphs of the tensors that a search has met."""
 
     def __init__(self, search: _core.HolderSearch) -> None:
         self._search, self._graphs = search, 0
@@ -31,7 +31,7 @@ class GraphWalk:
         self._seen: dict[int, Any] = {}  # By id; references, so that no id is used twice.
 
     def advance(self, seconds: float) -> bool:
-        """Goes on for about so long; whether all graphs that were met are walked through, or enough was found."""
+        """Goes on for about `seconds`. Returns whether the walk is over: all graphs are done, or enough was found."""
         until = time.perf_counter() + seconds
         for number, tensor in self._search.graphs(self._graphs):
             self._graphs += 1
@@ -51,7 +51,7 @@ class GraphWalk:
         return True
 
     def clear(self) -> None:
-        """Lets go of the nodes."""
+        """Drops the references to nodes."""
         self._waiting.clear()
         self._seen.clear()
 
@@ -62,7 +62,7 @@ class GraphWalk:
 
 
 def is_alive(node: Any, most: int = 16) -> bool:
-    """Whether one of the first nodes of a graph still has what it saved for backward."""
+    """Whether one of a graph's first `most` nodes still has the tensors it saved for backward."""
     nodes = [node]
     for node in nodes:
         kind: Any = type(node)
@@ -75,7 +75,7 @@ def is_alive(node: Any, most: int = 16) -> bool:
 
 
 def comes_from(node: Any, earlier: Any, most: int = 4096) -> bool:
-    """Whether a node is among the first below another, as a sum's is below that of the sum which took its place."""
+    """Whether `earlier` is among the first `most` nodes below `node`, as the node of a sum is below that of the next sum."""
     nodes, seen = [node], {id(node)}
     for one in nodes:  # Held here, so that no id is used twice.
         if one is earlier:
@@ -88,9 +88,9 @@ def comes_from(node: Any, earlier: Any, most: int = 4096) -> bool:
 
 
 def keeps_its_gradient(tensor: type) -> bool:
-    """Whether some leaf has a gradient with a graph, as backward(create_graph=True) leaves it: each keeps the other.
+    """Whether some leaf has a gradient with a graph, as after backward(create_graph=True): each then keeps the other alive.
 
-    Looks at all that the garbage collector knows: what nobody reaches any more is among it.
+    Looks at all objects of the garbage collector, unreachable ones included.
     """
     for one in gc.get_objects():
         if issubclass(type(one), tensor):
@@ -101,7 +101,7 @@ def keeps_its_gradient(tensor: type) -> bool:
 
 
 def _kept_by(node: Any) -> list[int]:
-    """Addresses of the memory that a node keeps: what it saved, and attributes of a Function's own."""
+    """Returns the addresses of the memory that a node keeps: tensors saved for backward, and a Function's attributes."""
     kept: list[int] = []
     kind: Any = type(node)
     for name in _saved(kind):
@@ -116,12 +116,12 @@ def _kept_by(node: Any) -> list[int]:
 
 def _add_address(tensor: Any, kept: list[int]) -> None:
     if hasattr(tensor, "untyped_storage"):
-        with contextlib.suppress(RuntimeError, NotImplementedError):  # It has no memory of its own.
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # A tensor without storage.
             if tensor.device.type == "cpu" and (address := int(tensor.untyped_storage().data_ptr())):
                 kept.append(address)
 
 
 @functools.lru_cache(256)
 def _saved(node: type) -> tuple[str, ...]:
-    """Raw ones: to unpack a saved tensor may run hooks of the program's."""
+    """Returns the names of a node's raw saved tensors. Unpacked ones are avoided: unpacking may run hooks of the program."""
     return tuple(name for name in dir(node) if name.startswith("_raw_saved_"))

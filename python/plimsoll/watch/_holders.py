@@ -21,8 +21,8 @@ from .. import _core
 from ._graph_walk import comes_from, is_alive
 from ._samples import library_folders
 
-_OPTIMIZED = 1  # Of co_flags: locals are not a dict of their own.
-_HEAP_TYPE = 1 << 9  # Of a type's flags: a class that a program made, or an extension.
+_OPTIMIZED = 1  # A flag of co_flags: the locals are no dict.
+_HEAP_TYPE = 1 << 9  # A flag of types: a class of the program or of an extension.
 _PATH_MOST = 6
 _REPLACED_MOST = 32  # Tensors of a container that are looked through for one that was there before.
 _SEEN = (int, float, complex, str, bytes, bytearray, type(None), type, types.FunctionType, types.ModuleType, weakref.ref)
@@ -35,9 +35,9 @@ _NOBODYS = frozenset(("plimsoll", *(sys.stdlib_module_names - _LEFT_IN - {"__mai
 
 
 class Roots:
-    """Where to begin: running functions and the program's modules, libraries' modules later.
+    """The objects from which a search starts: running functions and the program's modules, later the libraries' modules.
 
-    Of torch alone there are two thousand modules: prepare() looks at them in pieces, before begin() is called.
+    torch alone has two thousand modules, so prepare() looks at them in pieces before begin().
     """
 
     def __init__(self, skipped: list[Any]) -> None:
@@ -53,7 +53,7 @@ class Roots:
             self.look_at = functools.partial(_look_at, torch)
 
     def prepare(self, seconds: float) -> bool:
-        """Looks at modules for so long; whether that were all there were."""
+        """Looks at modules for `seconds`. Returns whether all were looked at."""
         until = time.perf_counter() + seconds
         while self._next < len(self._names) and time.perf_counter() < until:
             name = self._names[self._next]
@@ -62,14 +62,14 @@ class Roots:
         return self._next == len(self._names)
 
     def begin(self) -> None:
-        """Adds what is running now, and modules that came since."""
+        """Adds the running functions, and modules that were loaded since prepare()."""
         seen = set(self._names)
         self._names += [name for name in sys.modules if name not in seen]
         self.prepare(math.inf)
         self._frames()
 
     def name_of_locals(self, root: Any) -> str:
-        """ "main" where `root` are local variables of main(), which runs still; else ""."""
+        """Returns the name of the running function with the local variables `root`; "" where there is none."""
         name, frame = self._locals.get(id(root), ("", 0))
         return name if frame in (id(one) for one in _running()) else ""
 
@@ -106,7 +106,7 @@ class Roots:
 
 
 def _running() -> Iterator[types.FrameType]:
-    """The frames of all functions that run now, in all threads."""
+    """Yields the frames of all running functions, in all threads."""
     for top in sys._current_frames().values():
         frame: types.FrameType | None = top
         while frame is not None:
@@ -115,7 +115,7 @@ def _running() -> Iterator[types.FrameType]:
 
 
 def _look_at(torch: Any, tensor: Any) -> int:
-    """Address of its storage; negative where a graph with saved tensors hangs on it."""
+    """Returns the address of a tensor's storage; negative where a graph with saved tensors hangs on it."""
     if type(tensor).__module__.startswith("torch._subclasses") or tensor.layout is not torch.strided:
         return 0
     address = int(tensor.untyped_storage().data_ptr()) if tensor.device.type == "cpu" else 0
@@ -125,7 +125,7 @@ def _look_at(torch: Any, tensor: Any) -> int:
 
 
 def name_of(search: _core.HolderSearch, roots: Roots) -> str:
-    """Returns the name of the holder of what was found: "list `kept` in module __main__"; "" where there is none."""
+    """Returns the name of the holder that was found, such as "list `kept` in module __main__"; "" where there is none."""
     way = search.holder()
     ways = search.ways(8)
     below = [one[:len(one) - len(way)] for one in ways]
@@ -136,7 +136,7 @@ def name_of(search: _core.HolderSearch, roots: Roots) -> str:
 
 
 def name_of_grown(search: _core.HolderSearch, roots: Roots, steps: int) -> str:
-    """The container that got more elements meanwhile, of those whose memory no search can see."""
+    """Returns the name of the container that gained most elements. Its memory must be of a kind that no search sees."""
     for more, way in search.grown():
         container = way[0]
         seen = isinstance(container, (dict, list, set, deque)) and not _is_opaque(_newest(container), roots)
@@ -146,7 +146,7 @@ def name_of_grown(search: _core.HolderSearch, roots: Roots, steps: int) -> str:
 
 
 def _with_graph(name: str, way: list[Any], *below: list[Any], roots: Roots) -> str:
-    """The same where tensors keep it by their graphs; of a single tensor by the variable that it is."""
+    """Returns "autograd graph of" and `name` where tensors keep the memory by their graphs; a single tensor is named by its variable."""
     if roots.tensor is None:
         return name
     if isinstance(way[0], roots.tensor):
@@ -155,7 +155,7 @@ def _with_graph(name: str, way: list[Any], *below: list[Any], roots: Roots) -> s
 
 
 def _variable(way: list[Any], roots: Roots) -> str:
-    """"Tensor `meter.sum` in main()": the attributes and keys from a variable down to it."""
+    """Returns a variable with the attributes and keys down to the found object, such as "Tensor `meter.sum` in main()"."""
     path = ""
     for place, one in enumerate(way[:_PATH_MOST]):
         name = _named(one, way[place + 1:], roots)
@@ -172,7 +172,7 @@ def _variable(way: list[Any], roots: Roots) -> str:
 
 
 def _step_to(one: Any, holder: Any, over: Any = None) -> str | None:
-    """".sum", "['loss']", "[0]": the way from its holder to it; "" from an object to the dict that it has. over: above it."""
+    """Returns the step from `holder` to `one`: ".sum", "['loss']", "[0]"; "" from an object to its own dict. over: the holder's holder."""
     attributes = getattr(holder, "__dict__", None)
     if attributes is one:
         return ""
@@ -192,7 +192,7 @@ def _step_to(one: Any, holder: Any, over: Any = None) -> str | None:
 
 
 def _place_of(one: Any, places: Iterable[tuple[Any, Any]]) -> Any:
-    """The key, index or name whose value it is. A search takes some steps: where a tensor is no more, of what was made from it."""
+    """Returns the key, index or name whose value is `one`. A tensor that was replaced during the search is found as the one made from it."""
     places = list(places)
     place = next((place for place, value in places if value is one), None)
     tensor = getattr(sys.modules.get("torch"), "Tensor", ())
@@ -204,7 +204,7 @@ def _place_of(one: Any, places: Iterable[tuple[Any, Any]]) -> Any:
 
 
 def _newest(container: Any) -> Any:
-    """Its newest element, of a set any; None where that is not known."""
+    """Returns a container's newest element, of a set any; None where it is unknown."""
     try:
         elements = container.values() if isinstance(container, dict) else container
         return next(iter(elements if isinstance(container, set) else reversed(elements)), None)
@@ -213,7 +213,7 @@ def _newest(container: Any) -> Any:
 
 
 def _is_opaque(one: Any, roots: Roots, deep: int = 3) -> bool:
-    """Whether memory may hang on it that the search did not see: it saw numbers, texts, arrays and tensors."""
+    """Whether memory may hang on `one` that the search did not see: it sees numbers, texts, arrays and tensors."""
     if isinstance(one, _SEEN) or type(one).__module__ == "numpy":
         return False
     if roots.tensor is not None and isinstance(one, roots.tensor):
@@ -228,7 +228,7 @@ def _is_opaque(one: Any, roots: Roots, deep: int = 3) -> bool:
 
 
 def _told(way: list[Any], *below: list[Any]) -> str:
-    """Returns the kind of holder, where its name does not tell it: thread-local, or an exception traceback."""
+    """Returns the kind of holder where its name does not show it: " (thread-local)" or " (exception traceback)"."""
     if any(isinstance(one, _LOCAL) for one in way):
         return " (thread-local)"
     traced = [any(isinstance(one, types.TracebackType) for one in each) for each in (below or (way,))]
@@ -236,7 +236,7 @@ def _told(way: list[Any], *below: list[Any]) -> str:
 
 
 def _name(way: list[Any], roots: Roots) -> str:
-    """The first name on the way from a holder up to its root."""
+    """Returns the first name on the way from a holder up to its root."""
     return next((name for place, one in enumerate(way) if (name := _named(one, way[place + 1:], roots))), "")
 
 

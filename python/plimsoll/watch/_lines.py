@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LineTrace: which lines grow what an owner holds, by looking at it between lines of a few steps.
+"""LineTrace: finds the lines at which an owner grows, by a look at its memory between lines of a few steps.
 
-For what no hook sees: memory that a function allocates which ctypes has looked up. Costs a call of Python and a look
-(some 20 µs) for each line of the program itself, so it is bounded by lines and by time of the processor. Each of its steps
-goes on where the one before stopped, and begins anew after a whole step.
+For memory that no hook sees, such as that of functions looked up by ctypes. Each line of the program costs a Python
+call and a look (some 20 µs), so the number of lines and the processor time are bounded. A traced step continues where
+the one before stopped, and starts anew after a whole step.
 
 Threads: the one whose loop it is.   Memory: a count for each of 512 lines.
 """
@@ -23,7 +23,7 @@ _LINES_MOST = 512
 
 
 class LineTrace:
-    """Begins a step with begin(), ends it with end(); after STEPS of them `sites` are what it found."""
+    """A trace of how much an owner grows at each line. After STEPS steps, each from begin() to end(), `sites` has the result."""
 
     def __init__(self, owner: str, folders: tuple[str, ...]) -> None:
         self._owner, self._folders = owner, folders
@@ -33,7 +33,7 @@ class LineTrace:
         self.steps = 0
 
     def begin(self) -> bool:
-        """From here on lines count; False where another traces (a debugger, a coverage)."""
+        """Begins a step. Returns False where another tracer is set (a debugger, a coverage tool)."""
         if sys.gettrace() is not None:
             return False
         self._passed, self._spent, self._next = 0, 0.0, 0
@@ -48,7 +48,7 @@ class LineTrace:
         return True
 
     def end(self) -> None:
-        """A step is over."""
+        """Ends a step."""
         sys.settrace(None)
         for frame in self._frames:
             frame.f_trace = None
@@ -58,7 +58,7 @@ class LineTrace:
 
     @property
     def sites(self) -> list[tuple[str, int]]:
-        """Lines and the bytes they grew by, most first."""
+        """Lines and the bytes they grew by, largest first."""
         grown = sorted(self._grown.items(), key=lambda one: -one[1])
         return [(f"{file}:{line}".encode(errors="replace").decode(), held) for (file, line), held in grown if held > 0]
 
@@ -68,7 +68,7 @@ class LineTrace:
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
         if not self._of_program(frame):
-            return None  # What it does belongs to the line that called it.
+            return None  # Its growth belongs to the calling line.
         return self._line(frame, event, argument)
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""memory_summary(): who holds what in this process and its children, as text.
+"""memory_summary(): the holders of memory in this process and its children, as text.
 
 Threads: any.   Memory: the text.
 """
@@ -26,7 +26,7 @@ _BESIDE = ("files", "page tables")  # The kernel takes them back, or needs them 
 
 
 def memory_summary() -> str:
-    """Returns a few lines of text: who holds how much memory in this process and its children, and what would help.
+    """Returns a few lines of text: the holders of memory in this process and its children, and advice.
 
         print(plimsoll.memory_summary())
 

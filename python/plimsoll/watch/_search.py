@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where what grows was allocated, and who holds it: what a Watch does once it suspects a leak.
+"""Search: finds the lines that allocate a leak, and its holder, once a Watch suspects one.
 
     quiet → sampling → (verdict: leak) → looking for the holder → collecting once → told → quiet
                                        → tracing lines of a few steps ↗
 
-Allocations are sampled from the first suspicion on (decision 0031). Once there is a verdict, what has survived says the
-lines, and a search through what can be reached, a piece a step, says who holds it. Where nobody does, one collection
-says whether it is only garbage.
+Allocations are sampled from the first suspicion on (decision 0031). Once there is a verdict, the surviving samples give the
+lines. A search through all reachable objects, a piece per step, finds the holder. If there is none, one collection tells
+whether the growth is garbage.
 
 Threads: those of its Watch.   Memory: 1.6 MiB while it samples, 32 MiB at most while it looks for the holder.
 """
@@ -34,7 +34,7 @@ _KINDS_OF = {"tensors": "tensors", "python": "objects", "native": "heap", "lease
 
 
 class Search:
-    """One Watch's search. Only one in a process samples at a time."""
+    """The search of one Watch for sites and holders. One search at a time samples in a process."""
 
     _began: int  # The step, as these of _begin().
     _seen_windows: int
@@ -45,7 +45,7 @@ class Search:
         self._core, self._window = core, window_steps
         self._allocations: _core.Allocations | None = None
         self._holders: _core.HolderSearch | None = None
-        self._graphs: GraphWalk | None = None  # Of _holders.
+        self._graphs: GraphWalk | None = None  # Belongs to _holders.
         self._unshown = ""  # The owner whose allocations are to be sampled from the next step on.
         self._over = False  # There is an answer; hooks are removed in the next step.
         self._trace: LineTrace | None = None
@@ -55,7 +55,7 @@ class Search:
         self._told: set[str] = set()
         self._trimmed = False
         self.collect_seconds: float | None = None
-        """Seconds that gc.collect() took; None where none was made."""
+        """The seconds that gc.collect() took; None where there was none."""
 
     @property
     def sampling(self) -> bool:
@@ -64,11 +64,11 @@ class Search:
 
     @property
     def under_way(self) -> bool:
-        """Whether there is something that finish() would end."""
+        """Whether finish() would have something to end."""
         return self.sampling or self._children.asking
 
     def step(self, step: int, looked: bool) -> None:
-        """After each step of the loop; `looked`: the Watch has just looked."""
+        """Goes on with the search. Called after each step of the loop. looked: the Watch has just looked."""
         if self._trace is not None:
             self._trace.end()
         if self._over:
@@ -87,7 +87,7 @@ class Search:
             self._tell_lines(step)
 
     def finish(self, step: int) -> None:
-        """Ends what is under way now, in one go: somebody wants to know."""
+        """Finishes the search now, in one go, for a verdict that does not wait."""
         windows, owner, rise = self._core.suspect()
         self._children.consider(windows, rise if owner == "children" else None, now=True)
         if self._over:
@@ -105,7 +105,7 @@ class Search:
             self._end()
 
     def close(self) -> None:
-        """Removes all hooks. Nothing more is searched for."""
+        """Removes all hooks, and ends searching for good."""
         self._searches = _SEARCHES_MOST
         self._children.close()
         self._end()
@@ -157,7 +157,7 @@ class Search:
         self._unshown = owner
 
     def _show(self, owner: str) -> None:
-        """Has that owner's allocations sampled, too; of libraries that were loaded since, as well."""
+        """Starts to sample the allocations of `owner`, those of recently loaded libraries included."""
         self._unshown = ""
         kind = _KINDS_OF[owner]
         if self._allocations is not None and (kind not in self._shown or kind in ("heap", "maps")):
@@ -191,7 +191,7 @@ class Search:
             self._look_for_holder(step, 2 * PIECE_SECONDS)
 
     def _garbage(self, step: int) -> bool:
-        """Whether it is what one gc.collect() frees; none is made where Python made one since."""
+        """Whether one gc.collect() frees the growth. None is made where Python made a full collection since."""
         assert self._allocations is not None
         if self._collected or (_full_collections() > self._full_collections and gc.isenabled()):
             return False
@@ -207,7 +207,7 @@ class Search:
         return bool((before and after < (1 - _GARBAGE) * before and freed > 0.2 * grown) or freed > _GARBAGE * grown)
 
     def _tell_lines(self, step: int) -> None:
-        """Tells the lines of the trace, without a holder: for memory that no hook saw there is no object to look for."""
+        """Reports the lines of the trace, without a holder: no hook saw the memory, so no object can be looked for."""
         assert self._trace is not None
         self._sites, self._trace = self._trace.sites[:_SITES_MOST], None
         self._tell("", garbage=self._garbage(step))
@@ -224,13 +224,13 @@ class Search:
             found, wanted = holders.found
             graphs.clear()
             name = name_of(holders, self._roots) if wanted and found >= FEW * wanted else ""
-            if found <= (1 - _GARBAGE) * wanted and self._garbage(step):  # What is reached from variables is none.
+            if found <= (1 - _GARBAGE) * wanted and self._garbage(step):  # Reachable memory is no garbage.
                 self._tell("", garbage=True)
             elif name:
                 self._tell(name)
             elif self._roots.tensor is not None and keeps_its_gradient(self._roots.tensor):
                 self._tell(_core.NOBODY_CREATE_GRAPH)
-            else:  # What was allocated shows in no object: then, which container grows.
+            else:  # No object shows the memory: look for a growing container.
                 self._stage, self._met_at = "wait", step
         if self._stage == "wait" and (asked or step >= self._met_at + self._window):
             self._stage = "weigh"
@@ -238,8 +238,7 @@ class Search:
             self._tell(name_of_grown(holders, self._roots, step - self._met_at))
 
     def _reached(self, seconds: float) -> bool:
-        """Goes on for about so long; whether all was gone through that may hold it. Graphs hang on what was met first:
-        they come before the rest."""
+        """Goes on for about `seconds`. Returns whether the search is over. Graphs are walked as soon as their tensors are met."""
         assert self._holders is not None and self._graphs is not None
         met = self._holders.advance(seconds / 2)
         walked = self._graphs.advance(seconds / 2)
@@ -253,8 +252,8 @@ class Search:
         self._roots.clear()
 
     def _trim(self) -> None:
-        """Once, and beside the loop: malloc() gives back what it can. The program's end waits for it: Python ends a daemon
-        that comes back from C++ meanwhile by unwinding it, and C++ ends the process then."""
+        """Starts a thread that trims malloc()'s heap, once. The thread is no daemon, so the program's end waits for it: a daemon
+        that returns from C++ at that time would be unwound, which ends the process."""
         self._trimmed = True
 
         def trim() -> None:

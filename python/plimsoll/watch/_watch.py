@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watch: whose memory grows in a loop of one's own, whether that is a leak, where it comes from and who holds it.
+"""Watch: finds leaks in a loop of your own: the owner that grows, the line that allocates, and the holder.
 
 Threads: a Watch may be used from any thread; its phases are of one loop.
 """
@@ -17,7 +17,7 @@ from ._search import Search
 
 
 class Watch:
-    """Says whether a loop leaks: whose memory grows, by how many bytes a step, and in which phase.
+    """A detector of memory leaks in a loop. Its verdict names the growing owner, bytes per step, phase, line and holder.
 
         with plimsoll.Watch() as watch:
             for batch in batches:
@@ -27,38 +27,38 @@ class Watch:
         # leak: native grows by 1.2 MiB a step, in phase eval, allocated at train.py:61, held by list `kept` in module
         # __main__, 38 minutes to the limit
 
-    Owners are torch's tensors and other leases (with a Governor), Python's arenas, the native heap in
-    use, what malloc() retains, shared memory, children, mapped files, what was there before the run (code,
-    interpreter, libraries), and what came since and none of them explains.
-    A verdict takes seven windows of 25 steps: what comes and goes within a window does not count, the
-    first quarter is warm-up, and a leak is what rises in both halves of the rest and does not slow down. Growth
-    below 100 KiB a step takes up to 27 windows. Until then the verdict says how long it takes, and the rate so far.
+    Owners are tensors and other leases (with a Governor), Python's arenas, the native heap in use, malloc()'s
+    retained memory, shared memory, children, mapped files, the memory from before the run (code, interpreter,
+    libraries), and the unexplained rest.
+    A verdict takes seven windows of 25 steps. Memory that comes and goes within a window does not count. The
+    first quarter is warm-up. A leak rises in both halves of the rest, and does not slow down. Growth below
+    100 KiB a step takes up to 27 windows. Until then the verdict gives the waiting time and the rate so far.
 
-    malloc() counts its free pieces when it is asked, and is asked the more rarely the longer that takes. Where it took more
-    than 3 ms for more than 15,000 pieces, twice in a row, it is left alone for 10,000 times as long, and what was "native"
-    and "retained" is "unexplained" meanwhile; twice as long each time that comes again.
+    malloc() needs time to count its free pieces. The longer it takes, the more rarely it is asked. After more than 3 ms
+    for more than 15,000 pieces, twice in a row, it is not asked for 10,000 times as long. Meanwhile the owners "native"
+    and "retained" are part of "unexplained". The pause doubles each time.
 
-    Where something has risen for four windows, allocations are sampled (one in 512 KiB; of Python's objects, malloc(),
-    shared memory or tensors, as the owner is), and no longer than until there is an answer. Then a search through all
-    that can be reached, graphs of gradients too, 1.5 ms a step, finds who holds it. Where less than half of it was
-    found so, one gc.collect() tells garbage from a leak, before anybody is named, unless Python made a full collection
-    itself meanwhile. Worker processes that multiprocessing started since are asked
-    for their lines and holders. Known are lines of Python 3.10 to 3.13; not known is what other children allocate, or a
-    function that ctypes has looked up.
+    After four windows of growth, allocations are sampled until there is an answer: one in 512 KiB, among Python's
+    objects, malloc(), shared memory or tensors, whichever grows. Then a search through all reachable objects, autograd
+    graphs included, finds the holder, at 1.5 ms a step. If less than half of the growth is found, one gc.collect()
+    tells garbage from a leak, unless Python made a full collection itself. Worker processes that multiprocessing
+    started meanwhile report their own lines and holders. Lines are known for Python 3.10 to 3.13. The allocations of
+    other children, and of functions that ctypes has looked up, are unknown.
 
     Units:    bytes; a step is one call of step().
-    Threads:  any; calls from several queue up. Of several Watches of a process one at a time searches.
-    Forks:    in a forked child, step() and verdict() raise ValueError: make another there.
-    Memory:   a fixed 80 KB, however long it watches; with a search 2 MiB, in each worker too, and 32 MiB at most while it
-              looks for a holder.
-    Time:     looks are so rare that they take 0.6 % of a core at most. A search adds 1.5 ms to a step, for some 30 steps,
-              and hooks three steps 2 ms each; the collection, where there is one, takes `collect_seconds`.
+    Threads:  any; concurrent calls queue up. One Watch of a process searches at a time.
+    Forks:    in a forked child, step() and verdict() raise ValueError: make another Watch there.
+    Memory:   80 KB, however long it watches; with a search 2 MiB, in each worker too, and at most 32 MiB during the
+              search for a holder.
+    Time:     looks take at most 0.6 % of a core. A search adds 1.5 ms to a step, for some 30 steps; its hooks add 2 ms
+              to each of three steps; its gc.collect(), if any, takes `collect_seconds`.
     """
 
     def __init__(self, *, window_steps: int = 25, search: bool = True) -> None:
-        """window_steps: steps of a window; more where a loop comes and goes over more of them. search: whether it is
-        looked for where what grows is allocated, and who holds it.
+        """Begins to watch.
 
+        window_steps: steps per window; more for a loop whose memory comes and goes over more steps.
+        search:       whether to look for the line that allocates a growth, and for its holder.
         Errors: ValueError for windows below 1.
         """
         if window_steps < 1:
@@ -69,12 +69,12 @@ class Watch:
             weakref.finalize(self, self._search.close)
         self._phases: list[str] = []
         self.steps = 0
-        """Calls of step() so far."""
+        """Number of calls of step()."""
         self._looked = False  # Since the last step.
         self._look()
 
     def step(self) -> None:
-        """Counts a step; call it where each step ends."""
+        """Counts a step. Call it at the end of each step."""
         self.steps += 1
         self._look()
         if self._search is not None:
@@ -83,12 +83,12 @@ class Watch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Names what the loop does meanwhile: a leak says in which phase it grows. At most 16 names.
+        """Names a phase of the loop inside the `with` block: a verdict names the phase of a growth. At most 16 names.
 
             with watch.phase("eval"):
                 evaluate(model)
         """
-        self._look(self._core.look_as_phase_begins)  # What came before belongs to what was before.
+        self._look(self._core.look_as_phase_begins)  # Growth so far belongs to the phase before.
         self._phases.append(name)
         try:
             yield
@@ -97,10 +97,10 @@ class Watch:
             self._phases.pop()
 
     def verdict(self, *, wait: bool = True) -> Finding:
-        """Returns what grows, by all looks so far. str() is one line; `.advice` says what to do.
+        """Returns the verdict on all looks so far. str() is one line; `.advice` is a list of remedies.
 
-        wait: finishes a search that is under way now, which may take a second. False: the search goes on beside the steps, and
-              its result is in a later verdict.
+        wait: finishes a running search now, which may take a second. False: the search goes on beside the steps, and
+              a later verdict has its result.
         """
         found = self._core.verdict()
         if wait and self._search is not None and found.kind == "leak":
@@ -110,12 +110,12 @@ class Watch:
 
     @property
     def searching(self) -> bool:
-        """Whether it is being looked for where what grows is allocated, and who holds it."""
+        """Whether a search for the line and the holder of a growth is running."""
         return self._search is not None and self._search.under_way
 
     @property
     def collect_seconds(self) -> float | None:
-        """How long the search's gc.collect() took; None where there was none."""
+        """The seconds that the search's gc.collect() took; None where there was none."""
         return None if self._search is None else self._search.collect_seconds
 
     @property
@@ -129,7 +129,7 @@ class Watch:
         return self._core.held_bytes
 
     def _repr_html_(self) -> str:
-        """In a notebook: who held how much, and the verdict."""
+        """Returns the holders' bytes as a picture, and the verdict, for a notebook."""
         governor = Governor.current()
         picture = self._core.picture(governor.limit_bytes if governor is not None else 0)
         return f"<p>{html.escape(repr(self)[1:-1])}</p>{picture}"
@@ -142,7 +142,7 @@ class Watch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Ends what is searched for; the verdict may be asked for afterwards."""
+        """Ends the search. verdict() may still be called."""
         if self._search is not None:
             if kind is None:
                 with suppress(ValueError):  # In a forked child.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LoopWatch: a Watch in the loop of another library, which logs, says once what leaks, and ends with a summary.
+"""LoopWatch: a Watch in the loop of another library. It logs, warns once of a leak, and ends with a summary.
 
 Threads: the thread that trains.   Memory: its Watch's.
 """
@@ -22,7 +22,7 @@ _log = logging.getLogger("plimsoll.watch")
 
 
 class LoopWatch:
-    """Watches a loop for the callbacks of plimsoll.integrations: steps, one phase at a time, lines, a warning, a summary."""
+    """A Watch for the callbacks of plimsoll.integrations: steps, one phase at a time, log lines, a warning, a summary."""
 
     def __init__(self, watch: Watch | None, log_every_n_steps: int = 0) -> None:
         if log_every_n_steps < 0:
@@ -36,7 +36,7 @@ class LoopWatch:
         self._first_bytes = self._most_bytes = self.watch.held_bytes
 
     def step(self) -> None:
-        """A step of the optimizer was made."""
+        """Counts a step of the optimizer, and logs or warns when that is due."""
         self.leave()
         self.watch.step()
         self._most_bytes = max(self._most_bytes, self.watch.held_bytes)
@@ -46,7 +46,7 @@ class LoopWatch:
             self.ask()
 
     def enter(self, phase: str) -> None:
-        """Enters a phase, which lasts until leave(). Does nothing within the same phase."""
+        """Enters a phase, which lasts until leave(). Does nothing if the phase is the current one."""
         if self._inside != phase:
             self.leave()
             self._phase.enter_context(self.watch.phase(phase))
@@ -57,7 +57,7 @@ class LoopWatch:
         self._inside = ""
 
     def ask(self, *, wait: bool = False) -> None:
-        """Warns of a leak, once for each owner and kind; wait: also of one that is still being looked into."""
+        """Warns of a leak, once per owner and kind. wait: finishes a running search first."""
         found = self.watch.verdict(wait=wait)
         if self.watch.searching and not wait:
             return
@@ -66,14 +66,14 @@ class LoopWatch:
             warnings.warn("; ".join([f"plimsoll: {found}", *found.advice]), RuntimeWarning, stacklevel=2)
 
     def end(self) -> None:
-        """Warns of a leak that is there at the end; says the summary where it logs."""
+        """Warns of a leak at the end, and logs the summary if lines are logged."""
         self.ask(wait=True)
         if self._log_every > 0:
             for line in self.summary():
                 _say(line)
 
     def line(self) -> str:
-        """ "step 120: 1.4 GiB held (tensors 1.1 GiB, native 212.0 MiB), 24.0 MiB more than at the start"."""
+        """Returns a log line such as "step 120: 1.4 GiB held (tensors 1.1 GiB, native 212.0 MiB), 24.0 MiB more than at the start"."""
         held = self.watch.held_bytes
         owners = sorted(((size, name) for name, size in self.watch.owners.items() if size > 0), reverse=True)
         swapped = _core.resident().swapped
@@ -83,7 +83,7 @@ class LoopWatch:
                 f"{_difference(held - self._first_bytes)} than at the start")
 
     def summary(self) -> list[str]:
-        """Returns lines on how memory changed and which tensors are large, also where nothing leaks."""
+        """Returns lines on the course of memory and the largest tensors, with or without a leak."""
         held = self.watch.held_bytes
         lines = [f"memory after {self.watch.steps} steps: {_core.format_bytes(held)} held, "
                  f"{_difference(held - self._first_bytes)} than at the start; most {_core.format_bytes(self._most_bytes)}",
@@ -98,7 +98,7 @@ def _difference(size: int) -> str:
 
 
 def _say(line: str) -> None:
-    """To the program's log where that takes it, else to standard output, as Trainers do."""
+    """Logs a line, or prints it where the log has no handler for it, as Trainers do."""
     if _log.isEnabledFor(logging.INFO) and _log.hasHandlers():
         _log.info(line)
     else:
@@ -106,7 +106,7 @@ def _say(line: str) -> None:
 
 
 def large_tensors(most: int = _TENSORS_MOST) -> list[tuple[int, str]]:
-    """The largest tensors that Python can reach, from 1 MiB on: bytes of each storage, once, and what it is."""
+    """Returns (bytes, description) of the largest tensors that Python can reach, from 1 MiB on. A storage counts once."""
     torch = _torch_gate.torch_if_imported()
     if torch is None:
         return []

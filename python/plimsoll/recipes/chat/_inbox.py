@@ -5,7 +5,7 @@
     RUN/inbox/000003-….tokens  its token set, while it is trained on
     INBOX/done/ failed/ skipped/  its place afterwards: no file is trained on twice, and a broken one is not tried again
     RUN/inbox.json             the ledger: the outcome of the last _KEPT files, and its cause
-    RUN/.skip                  created by anyone: makes the training skip the file that it trains on or imports
+    RUN/.skip                  makes the training skip the current file; anyone may create it
 
 Threads: the thread that trains.   Memory: a look at the folder keeps one name; the ledger has a bound.
 """
@@ -41,7 +41,7 @@ class _Stopped(Exception):
 
 
 class Inbox:
-    """The inbox of one training. The training's notes record the file it is at."""
+    """A folder of dropped files that a training trains on. The training's notes record the current file."""
 
     def __init__(self, training: Training) -> None:
         self._training, self._run, self._notes = training, training.run, training.notes
@@ -151,7 +151,7 @@ class Inbox:
             with TokenSet(out) as tokens:
                 rows = len(tokens)
                 self._training.loop(tokens)
-        except ValueError as error:  # Of another vocabulary, or with too few rows.
+        except ValueError as error:  # A set with another vocabulary, or with too few rows.
             if run.steps_made != began:
                 raise
             run.steps((), epochs=self._options.epochs)
@@ -161,7 +161,7 @@ class Inbox:
             self._done("skipped" if self._skipping else "trained", "", rows, run.steps_made - began)
 
     def _leaves(self) -> bool:
-        """Whether somebody asked to skip the file (RUN/.skip)."""
+        """Whether the current file is to be skipped: RUN/.skip exists."""
         self._skipping = self._skipping or self._skip.exists()
         return self._skipping
 

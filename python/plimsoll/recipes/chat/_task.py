@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 
 
 class TokenSequences:
-    """Yields batches of a token set: ({input_ids, position_ids}, labels), each int64 [sequences, tokens]."""
+    """An iterable of a token set's batches: ({input_ids, position_ids}, labels), each int64 [sequences, tokens]."""
 
     def __init__(self, tokens: TokenSet, options: Options, *, held_out: int = 0, evaluates: bool = False) -> None:
-        """held_out: number of rows to leave out. evaluates: reads only these rows, or all rows if it is 0, unshuffled."""
+        """Opens the batches.
+
+        held_out:  number of rows to leave out.
+        evaluates: reads only the held-out rows, or all rows where held_out is 0, unshuffled.
+        """
         self._packing, self._most, self._evaluates, self._path = options.packing, options.sequence_length, evaluates, tokens.path
         self._batches = tokens.batches(
             options.batch_size, options.sequence_length, packing=options.packing, shuffle=not evaluates,

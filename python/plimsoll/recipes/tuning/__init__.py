@@ -75,7 +75,7 @@ class TuningOptions(RunOptions):
         return found.type if found is not None else "cpu"
 
     def on_processor_because(self) -> str:
-        """Says what can only be had on the processor; "" where nothing of it is asked for."""
+        """Returns why the run must train on the CPU; "" where it need not."""
         if self.virtual_workers or int(os.environ.get("WORLD_SIZE", "1")) > 1:
             return "device: ranks and virtual workers train on the processor"
         return ""

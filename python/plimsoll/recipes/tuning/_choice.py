@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...memory._memory import Governor
     from . import TuningOptions
 
-_MORE = 1.1  # Of what is counted: partly used pages, and temporaries of operators. Seen: 1.00 to 1.07 in test_chat.py's models.
+_MORE = 1.1  # Factor for partly used pages and operators' temporaries. Seen: 1.00 to 1.07 in test_chat.py's models.
 _STATES = 3 * 4  # Bytes of a trained number beside itself: gradient and two moments, float32.
 _SLOTS = 2  # stream_frozen()'s.
 
@@ -47,7 +47,7 @@ class Choice:
 
 
 def room_of(governor: Governor, options: TuningOptions) -> int:
-    """Returns the bytes that are left for tensors where the model will be."""
+    """Returns the bytes left for tensors on the device of the model."""
     device = options.device_name()
     return governor.tensor_room() if device == "cpu" else max(0, governor.devices[device].free_bytes)
 
@@ -133,7 +133,7 @@ class _Sizes:
                           loss=CHUNK * text.vocab_size * 6 + 3 * hidden)
 
     def needed(self, place: str, anew: bool) -> int:
-        """Returns the estimated bytes at a step's peak. place: of the weights; anew: whether activations are recomputed."""
+        """Returns the estimated bytes at a step's peak. place: "resident" or "streamed" weights; anew: activations are recomputed."""
         weights = self.weights if place == "resident" else self.weights - self.blocks + _SLOTS * self.largest_block
         activations = self.borders + 2 * self.block if anew else self.kept + self.block
         return int(_MORE * (weights + _STATES * self.trained + activations + self.loss))
@@ -170,7 +170,7 @@ def _attention_as_on_cpu() -> Iterator[None]:
 
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
                   scale: float | None = None, enable_gqa: bool = False) -> Any:
-        if dropout_p:  # Of weights that it drops that kernel has none.
+        if dropout_p:  # The CPU kernel has no dropout.
             return before(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)

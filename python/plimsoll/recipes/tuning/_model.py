@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ._choice import Choice
 
 CHUNK = 256  # Tokens whose logits are there at a time: it decides the bits, and no limit decides it.
-_WIDENED = 16  # Of them those whose logits are there in float32, while a model is evaluated.
+_WIDENED = 16  # Of these, the number of tokens whose logits exist in float32 during an evaluation.
 _IGNORED = -100
 _SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")  # More than a head's product.
 
@@ -68,7 +68,7 @@ def adapted(model: Any, options: TuningOptions) -> Any:
     except ValueError as error:
         raise ValueError(f"lora_targets: {error}") from None
     for part in _whole(made).values():
-        part.float()  # As all that is trained. What it gives is cast by transformers' models.
+        part.float()  # As all trained weights. transformers' models cast its output.
         part.register_forward_pre_hook(_widened)
     return made
 
@@ -115,10 +115,10 @@ class Tuned(torch.nn.Module):
         config, self._class = config_of(options.model), options.task().model_class()
         self.frozen: StreamedWeights | None = None
         self.device = torch.device(options.device_name())
-        """Where it is, and where forward() and scores() bring what they are given."""
+        """The model's device. forward() and scores() move their arguments there."""
         if choice.method == "full":
             self.model = self._class.from_pretrained(options.model, dtype=torch.float32)
-            adopt(self.model)  # What was mapped from files is leased from now on.
+            adopt(self.model)  # Weights mapped from files move into leased memory.
         else:
             self.model = self._adapted(options, choice, config)
         if choice.recomputes and choice.weights == "resident":  # Streamed blocks run again in any case.
@@ -145,7 +145,7 @@ class Tuned(torch.nn.Module):
                 model = self._class.from_config(config, dtype=dtype)
             model.generation_config = _generation_config(options.model, model)
         model.requires_grad_(False)
-        if options.dora:  # It begins with the weights' norms.
+        if options.dora:  # DoRA needs the weights' norms at once.
             model = adapted(model, options)
         self.frozen = stream_frozen(model, options.model, weights=choice.weights, device=self.device)
         return model if options.dora else adapted(model, options)

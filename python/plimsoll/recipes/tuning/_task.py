@@ -99,7 +99,7 @@ class Task:
             training.must_have_updated()
 
     def begun(self, data: Sequences, notes: dict[str, Any]) -> None:
-        """Called before the first batch of a loop is taken."""
+        """Prepares a loop, before its first batch is taken."""
 
     def told(self, data: Sequences, notes: dict[str, Any]) -> dict[str, float]:
         """Returns metrics of the last batch, and adds its counts to the notes."""
@@ -110,4 +110,4 @@ class Task:
         return {}
 
     def preview(self, training: Training, step: int, at_end: bool = False) -> None:
-        """Called after each step and at the end. Shows what the model has learnt, when a preview is due."""
+        """Shows a preview of the model's answers where one is due. Called after each step and at the end."""

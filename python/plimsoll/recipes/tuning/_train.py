@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ._task import Sequences
 
 _HELD_OUT_MOST, _HELD_OUT_SHARE = 100, 20
-_COURSE = ("due", "best", "worse", "ended")  # Of evaluations, in the notes.
+_COURSE = ("due", "best", "worse", "ended")  # The notes' entries on evaluations.
 
 
 def held_out_rows(data: Any, options: TuningOptions) -> int:
@@ -48,7 +48,7 @@ def optimizer_of(tuned: Tuned, options: TuningOptions) -> Any:
 
 
 def evaluated(tuned: Tuned, data: Sequences, asked: Any = lambda: False) -> dict[str, Any] | None:
-    """Returns loss and token accuracy, NaN where no token is trained on; None if `asked` ended it. Leaves the model unchanged."""
+    """Returns loss and token accuracy, NaN without tokens to train on; None where asked() returned True. The model does not change."""
     loss, right, count = 0.0, 0, 0
     tuned.eval()
     try:
@@ -64,13 +64,13 @@ def evaluated(tuned: Tuned, data: Sequences, asked: Any = lambda: False) -> dict
 
 
 class Training:
-    """The training in one start of a run: a resumed run makes another."""
+    """The training between one start of a run and its end. A resumed run makes another."""
 
     def __init__(self, run: Run, options: TuningOptions) -> None:
         """Makes the model and optimizer. Errors: ValueError naming the option; BudgetExceeded; NotFoundError; CorruptError; OSError."""
         libraries()
         self.run, self.options, self.task = run, options, options.task()
-        # What must be known again: the method that was chosen, updates in all, the course of evaluations, the task's.
+        # State for a resumed run: the chosen method, the number of updates, the course of evaluations, the task's own.
         self.notes: dict[str, Any] = {"method": "", "updates": 0, "data": "", "best": math.inf, "worse": 0, "due": False,
                                       "ended": False, **self.task.notes()}
         run.track(notes=self.notes)
@@ -145,7 +145,7 @@ class Training:
             run.end_loop()
             self._evaluation(run.steps_made)
             task.preview(self, run.steps_made, at_end=True)
-            if run.stop_asked:  # What it cut short is made when the run goes on.
+            if run.stop_asked:  # The interrupted evaluation is made after the resumption.
                 run.idle(0)
 
     def leaves(self) -> bool:
@@ -182,7 +182,7 @@ class Training:
         with self.run.phase("evaluate"):
             said = evaluated(self.tuned, rows, lambda: self.run.stop_asked)
         if said is None:
-            return  # It stays due.
+            return  # The evaluation stays due.
         self._evaluated_at = step
         self.said.update(said)
         self.run.log(held_out_loss=said["held_out_loss"], token_accuracy=said["token_accuracy"])

@@ -32,7 +32,7 @@ _IGNORED = -100
 
 @dataclasses.dataclass
 class Counts:
-    """Counts of answer tokens (all, and masked by selective loss) and of rows left out."""
+    """The counts of answer tokens, of those masked by selective loss, and of rows left out."""
 
     total: int = 0
     masked: int = 0
@@ -41,10 +41,10 @@ class Counts:
 
 
 class Maker:
-    """Makes batches. Errors of all calls: ValueError naming the row."""
+    """A maker of batches from rows. All calls raise ValueError naming the row."""
 
     def __init__(self, options: Options, keys: frozenset[str] = frozenset()) -> None:
-        """keys: the JSON keys that selective_loss leaves out."""
+        """Loads the model's processor. keys: the JSON keys that selective_loss leaves out."""
         self._options, self._keys = options, keys
         self.processor = processor_of(options.model)
         tokenizer = self.processor.tokenizer
@@ -143,7 +143,7 @@ def _answers(messages: list[dict[str, Any]]) -> list[str]:
 
 
 class ImageSequences:
-    """Yields batches of an image set; implements tuning._task.Sequences."""
+    """An iterable of an image set's batches; implements tuning._task.Sequences."""
 
     def __init__(self, images: ImageSet, maker: Maker, options: Options, *, held_out: int, evaluates: bool) -> None:
         governor = Governor.current()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 LEVELS = {"none": 0, "conservative": 2, "moderate": 3, "aggressive": 4}
-STRUCTURE, KEYWORD, NULL, KEY = 1, 2, 3, 4  # Of a character; 0: it is kept. A level leaves out what is not above it.
+STRUCTURE, KEYWORD, NULL, KEY = 1, 2, 3, 4  # Classes of a character; 0: kept. A level leaves out classes up to its own.
 TYPES = frozenset(("string", "number", "integer", "boolean", "object", "array"))
 KEYWORDS = frozenset((
     "$schema", "$id", "$ref", "$defs", "$comment", "$anchor", "definitions", "type", "properties", "required", "items",
@@ -38,7 +38,7 @@ def classes_of(answer: str, keys: frozenset[str] = frozenset()) -> np.ndarray | 
     if text is None:
         return None
     made = np.zeros(len(answer), np.uint8)
-    inside: list[list[str | None]] = []  # Of each object or array that is open: its bracket, the key it is at.
+    inside: list[list[str | None]] = []  # [bracket, current key] of each open object or array.
     wants_key = False
     for part in _PART.finditer(text):
         first, last, word = begin + part.start(), begin + part.end(), part[0]
