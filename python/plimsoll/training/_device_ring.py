@@ -35,7 +35,7 @@ class _Slot:
     """A block on the device, or on its way there."""
 
     def __init__(self, ring: DeviceRing, block: int, after: Sequence[int], stays: bool = False) -> None:
-        """stays: it is none of the ring's slots. Errors: torch.OutOfMemoryError."""
+        """Allocates the slot. stays: it is not one of the ring's slots. Errors: torch.OutOfMemoryError."""
         self.block, self.after = block, after
         self.ready: torch.Event | None = None
         self.data = torch.empty(ring.slot_bytes, dtype=torch.uint8, device=ring.device)
@@ -49,8 +49,9 @@ class DeviceRing:
     """The weights of a WeightRing's blocks, on a device."""
 
     def __init__(self, host: WeightRing, device: torch.device, slots: int, room: Callable[[], int]) -> None:
-        """host: whose slots the device reads; this one's from now on. room: gives the bytes of the device that nothing has
-        reserved, in which blocks may stay."""
+        """Makes an empty ring. host: the ring whose slots the device reads, which is this one's from now on. room: returns the unreserved bytes of the
+        device, in which blocks may stay.
+        """
         self._host, self.device, self._slots = host, device, min(slots, host.count)
         self.slot_bytes = host.slot_bytes
         """Bytes of a slot on the device."""

@@ -132,7 +132,7 @@ class StreamedWeights:
     """Frozen weights as stream_frozen() made them. They live as long as the model, or until they or the governor are closed."""
 
     def __init__(self, blocks: list[_Block], size: int, ring: WeightRing | DeviceRing | None, device: torch.device | None) -> None:
-        """For stream_frozen()."""
+        """Takes what stream_frozen() made."""
         self._ring = ring
         self.bytes = size
         """The bytes of the frozen weights."""
@@ -208,7 +208,7 @@ class _Owned:
         return data.view(self.dtype).view(self.shape)
 
     def stand_in_state_dict(self, absent: Any) -> None:
-        """From now on the checksum is there; `absent` is what the module has outside of its block, or None."""
+        """Puts the checksum in the module's state_dict(). `absent`: what the module has outside of its block, or None."""
         import torch
 
         if absent is not None:
@@ -234,13 +234,13 @@ class _Owned:
         self.module.register_load_state_dict_pre_hook(loading)
 
     def checksum(self) -> int:
-        """The checksum of the parameter's values. −1: they have not been read."""
+        """Returns the checksum of the parameter's values; −1: they have not been read."""
         if self.place is None:
             return _core.crc32c(bytes_of(self.parameter.cpu()))
         return max(self.place.checksum, self.place.expected)
 
     def expect(self, checksum: int) -> None:
-        """Errors: CorruptError."""
+        """Compares the checksum. Errors: CorruptError where it differs."""
         if checksum >= 0 and self.place is not None:
             self.place.expect(checksum)
         elif checksum >= 0 and self.checksum() != checksum:
@@ -264,7 +264,7 @@ class _Block:
             owned.place = place
 
     def stream(self, number: int, count: int, ring: WeightRing | DeviceRing) -> Any:
-        """From now on its forward, which is returned, runs with weights of the ring, and again in backward."""
+        """Replaces the block's forward, which is returned, by one that runs with weights of the ring, and again in backward."""
         from torch import is_grad_enabled
         from torch.utils.checkpoint import checkpoint
 
@@ -310,7 +310,7 @@ def _is_cache(value: Any) -> bool:
 
 
 def _blocks_of(model: Any) -> list[_Block]:
-    """In the order of the model, with what only they have of frozen parameters."""
+    """Returns the blocks in the order of the model, with the frozen parameters that only they have."""
     import torch
 
     places: dict[int, int] = {}
@@ -364,13 +364,13 @@ def _room(governor: Governor, device: torch.device | None) -> Callable[[], int]:
 
 
 def _renamed(model: Any, places: dict[str, Place]) -> dict[str, Place]:
-    """By the model's names."""
+    """Returns the places by the model's names."""
     names = names_in(model, places)
     return {names[name]: place for name, place in places.items()}
 
 
 def _place_of(owned: _Owned, places: dict[str, Place]) -> Place:
-    """Errors: ValueError: it is not there, or is another."""
+    """Returns the parameter's place in the files. Errors: ValueError where it is missing or differs."""
     found = _found(owned.full_name, owned, places)
     if found is None:
         raise ValueError(f"files: none has {_plain(owned.full_name)}, a frozen parameter of the model")
@@ -378,12 +378,12 @@ def _place_of(owned: _Owned, places: dict[str, Place]) -> Place:
 
 
 def _plain(name: str) -> str:
-    """Without what PEFT has added."""
+    """Returns a name without what PEFT has added."""
     return name.replace("base_model.model.", "", 1).replace(".base_layer", "")
 
 
 def _found(full_name: str, tensor: Any, places: dict[str, Place]) -> Place | None:
-    """Where the values of something of this dtype and shape are. Errors: ValueError: it is another."""
+    """Finds the place of a tensor of this dtype and shape. Errors: ValueError where the place differs."""
     plain = _plain(full_name)
     found = places.get(full_name) or places.get(plain)
     if found is None:

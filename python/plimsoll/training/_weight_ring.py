@@ -66,7 +66,7 @@ class _OwnSlot(_Slot):
         return self.reading
 
     def give(self, full: bool) -> None:
-        """It is not in use any more. full: it has the block."""
+        """Gives the slot back. full: it has the block."""
         self.full = full
         self.slots.give(self.number, full)
 
@@ -79,8 +79,9 @@ class WeightRing:
 
     def __init__(self, blocks: Sequence[Sequence[Place]], slots: int, governor: Governor,
                  reader: WeightReader | None = None, device: Any = None, cache_bytes: int = 0) -> None:
-        """reader: who has opened files already; the ring's from now on. device: a torch.device that reads the slots by itself.
-        cache_bytes: for blocks that have a slot of their own. Errors: BudgetExceeded naming what is leased."""
+        """Leases the slots. reader: has opened files already, and is the ring's from now on. device: a torch.device that reads the slots directly.
+        cache_bytes: for blocks that have a slot of their own. Errors: BudgetExceeded naming what is leased.
+        """
         self._blocks = blocks
         laid = [laid_out(block) for block in blocks]
         self._begins = [begins for begins, _ in laid]
@@ -124,10 +125,10 @@ class WeightRing:
         return self._kept.leased_bytes if self._kept is not None else 0
 
     def use(self, block: int, after: Sequence[int]) -> list[Any]:
-        """The block's tensors, uint8, in the order of its places; the slot is theirs while one is alive.
+        """Returns the block's tensors, uint8, in the order of its places. They use the slot as long as one of them is alive.
 
         after: the blocks that will come next, the first one first.
-        Errors: what the reading thread met; RuntimeError (all slots are in use; closed; in a forked process).
+        Errors: those of the reading thread; RuntimeError (all slots are in use; closed; in a forked process).
         """
         if os.getpid() != self._process:
             raise RuntimeError("stream_frozen: a forked process has no streamed weights: run the model in the process "
@@ -220,7 +221,7 @@ class WeightRing:
                 self._changed.notify_all()
 
     def _next(self) -> _Slot | None:
-        """A slot to read into, its block said; waits for one. None: closed."""
+        """Waits for a slot to read into, and returns it with its block set. None: the ring is closed."""
         with self._changed:
             while not self._closed:
                 there = {one.block for one in self._slots}
