@@ -376,6 +376,12 @@ def test_jobs_find_the_environment_as_the_runner_was_started_with_it(program, tm
         assert found.get("PYTHONPATH") == value and not {"PYTHONSAFEPATH", "PLIMSOLL_PYTHONPATH", "PLIMSOLL_PYTHONSAFEPATH"} & set(found)
 
 
+def test_a_runner_whose_input_is_closed_runs_jobs_all_the_same(queue, tmp_path):
+    shell(queue, tmp_path, "cat; echo words")
+    subprocess.run(["sh", "-c", 'exec "$0" -m plimsoll queue run "$1" <&-', sys.executable, queue.folder], check=True, timeout=60)
+    assert pathlib.Path(queue.jobs()[1]["log"]).read_text().startswith("words\n")
+
+
 HOURS = """
 import os, pathlib, sys
 from plimsoll.cli._queue import Queue
