@@ -30,12 +30,11 @@ LAYERS = {
     "watch": {"watch", "base", "os", "memory"},
     "run": {"run", "base", "os", "memory", "store", "data", "plan", "watch"},
     "tables": {"tables", "run", "base", "os", "memory", "store", "data", "plan", "watch"},
-    "jobs": {"jobs", "run", "base", "os", "memory", "watch"},
     "torch": {"torch", "run", "base", "os", "memory", "store", "data", "plan", "watch"},
     "kernels": {"kernels", "torch", "base"},
     "recipes": {"recipes", "kernels", "torch", "run", "base", "os", "memory", "store", "data", "plan", "watch"},
 }
-CLI_MAY = {"run", "tables", "jobs", "watch"}
+CLI_MAY = {"run", "tables", "watch"}
 REGISTRY = "recipes/registry.h"
 # Rooms of the Python package, lowest first: a file may import its own room and lower ones; those of a line are apart.
 PACKAGE = "python/plimsoll"
@@ -109,7 +108,7 @@ def check_includes(relative: str, lines: list[str]):
         if folder in LAYERS and top in LAYERS and top not in LAYERS[folder]:
             yield number, f"src/{folder} may not include src/{top} (layers: {sorted(LAYERS[folder])})"
         if relative.startswith("cli/") and top in LAYERS and top not in CLI_MAY and target != REGISTRY:
-            yield number, f"cli may include only include/, cli/, run/, tables/, jobs/, watch/ and {REGISTRY}, not {target}"
+            yield number, f"cli may include only include/, cli/, run/, tables/, watch/ and {REGISTRY}, not {target}"
         own = "/".join(relative.split("/")[1:3])  # "recipes/cosir"
         if folder == "recipes" and top == "recipes" and not target.startswith(own + "/"):
             yield number, f"{own} may not include another recipe's {target}: what recipes share is in run/ or torch/"
