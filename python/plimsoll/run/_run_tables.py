@@ -46,14 +46,15 @@ class TableFolders:
         return self._path(self.name, self._rank, name)
 
     @contextlib.contextmanager
-    def which(self, rows: int, path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    def which(self, rows: int, path: str | os.PathLike[str], ids: Callable[[], Any] | None = None) -> Iterator[dict[str, Any]]:
         """Which rows EmbeddingStore.open() makes the table at `path` of: of the ids from 0 to rows − 1 those of this rank, in their order.
+        ids: makes those of a table of one process.
 
         Nothing where that is there already: it was made so, and a commit's tables are compared by what was said of them. Meanwhile the
         ids are in a file without a name in the run's folder. Errors: OSError.
         """
         if self._ranks == 1:
-            yield {"rows": rows}
+            yield {"rows": rows} if ids is None or self._step >= 0 else {"ids": ids()}
             return
         if is_table(path):
             yield {}
