@@ -14,6 +14,7 @@ if _torch_gate.load_if_torch_imported() is None:
     pytest.skip("plimsoll was built without torch", allow_module_level=True)
 
 from tests.support.killed_recipes import killed
+from tests.support.on_device import run_checks
 
 NAME, SUPPORT = "cosir-python", "tests.support.cosir_python"
 QUICK = {"memory_limit": "2GiB", "foreign_bytes": "512MiB", "compute_threads": 1, "progress": False, "eval_pairs": 300, "seed": 11,
@@ -184,3 +185,9 @@ def test_several_ranks_are_refused_by_name(data, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     error = told(["train", [NAME], {**QUICK, "data": data, "out": tmp_path / "run"}])[0]
     assert error[0] == "ValueError" and "ranks" in error[1]
+
+
+# ---- A device ----
+
+def test_cosir_on_a_device():
+    run_checks("cosir")

@@ -43,7 +43,8 @@ class Loss:
     def _encoded(self, image: torch.Tensor, text: torch.Tensor, conditions: torch.Tensor) -> Turned:
         """Encodes tiles of 512 rows. So sums over rows are the same, whether a tile keeps its graph or is made again."""
         tiles = list(zip(*(one.split(TILE_ROWS) for one in (image, text, conditions)), strict=True))
-        made = [checkpoint(self.model, *tile, use_reentrant=False, preserve_rng_state=False) if self._recompute else self.model(*tile)
+        # Reentrant, as backward of our kernels takes what they kept below autograd, where a tile that is made again would have no graph.
+        made = [Turned(*checkpoint(self.model, *tile, use_reentrant=True, preserve_rng_state=False)) if self._recompute else self.model(*tile)
                 for tile in tiles]
         if len(made) == 1:
             return made[0]

@@ -97,8 +97,7 @@ class Training:
             if len(batch[0]) < 2:
                 self._made(batch, None)  # A lone row has no loss.
             else:
-                self._made(batch, run.step(self._loss_of, batch, optimizer=self.optimizer, checkpoint=() if options.gradient_caching else
-                                           [self.model]), self.loss.terms)
+                self._made(batch, run.step(self._loss_of, batch, optimizer=self.optimizer), self.loss.terms)
             if pairs.ends_epoch:
                 self._end_epoch(batch[-1])
 
