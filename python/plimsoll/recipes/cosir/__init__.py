@@ -6,7 +6,8 @@
 
 A condition turns its pair's text, so that one caption can look for an image in more than one way. Conditions are rows of a
 table on disk, one a training pair; features stream from a feature store.
-Reading order: this file, _model.py, _losses.py, _train.py, _pairs.py, _evaluate.py, _phase2.py, _plan.py; docs/recipes/cosir.md.
+Reading order: this file, _model.py, _losses.py, _settings.py, _train.py, _pairs.py, _evaluate.py,
+_phase2.py, _plan.py, _random.py; docs/recipes/cosir.md.
 import_pairs() of _pairs_import.py makes the data.
 
 Threads: the thread that trains, and those of loader and stores.

@@ -132,7 +132,7 @@ class Pairs:
     def _train_ids(self) -> np.ndarray:
         with tempfile.TemporaryFile(dir=self._options.out) as file:  # Some at a time, as there may be more than fit into memory.
             for begin in range(0, self.rows, _AT_ONCE):
-                file.write(memoryview(self.split.train_ids(np.arange(begin, min(begin + _AT_ONCE, self.rows)))))
+                file.write(self.split.train_ids(np.arange(begin, min(begin + _AT_ONCE, self.rows))).tobytes())
             file.flush()
             return np.memmap(file, np.int64, "r")
 

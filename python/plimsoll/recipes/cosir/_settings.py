@@ -53,7 +53,9 @@ def table_optimizer(options: Options) -> Optimizer:
 def table_init(options: Options) -> Normal | Uniform | Zeros:
     """Says how conditions begin."""
     seed = seed_for(options.seed, Purpose.ROWS)
-    return {"normal": Normal(options.label_init_scale, seed), "uniform": Uniform(options.label_init_scale, seed), "zeros": Zeros()}[options.label_init]
+    if options.label_init == "zeros":
+        return Zeros()
+    return Normal(options.label_init_scale, seed) if options.label_init == "normal" else Uniform(options.label_init_scale, seed)
 
 
 def table_place(options: Options, rows: int, governor: Governor) -> dict[str, Any]:

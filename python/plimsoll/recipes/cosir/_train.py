@@ -13,7 +13,6 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from ...rows._embedding import EmbeddingStore
@@ -174,7 +173,7 @@ class Training:
         parts += [self.classifier.state_dict(), self.labeller.state_dict()["state"]] if self.options.phase2_epochs else []
         for part in parts:
             _hash(found, part)
-        self.conditions.store.scan(lambda ids, made, values: [found.update(np.ascontiguousarray(one)) for one in (ids, made, values)][-1])
+        self.conditions.store.scan(lambda *parts: found.update(b"".join(one.tobytes() for one in parts)))
         return found.hexdigest()
 
 
