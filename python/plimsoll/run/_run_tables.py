@@ -61,8 +61,8 @@ class TableFolders:
             return
         with tempfile.TemporaryFile(dir=self._root) as file:
             for begin in range(0, rows, _AT_ONCE):
-                ids = np.arange(begin, min(begin + _AT_ONCE, rows), dtype=np.int64)
-                file.write(memoryview(ids[owners_of(ids, self._ranks) == self._rank]))
+                some = np.arange(begin, min(begin + _AT_ONCE, rows), dtype=np.int64)
+                file.write(memoryview(some[owners_of(some, self._ranks) == self._rank]))
             file.flush()
             yield {"ids": np.memmap(file, np.int64, "r")} if file.tell() else {"rows_max": 1}  # None.
 
