@@ -14,15 +14,14 @@ import gc
 import os
 from typing import TYPE_CHECKING, Any
 
-from .. import RunOptions, option
-from ...memory._device_memory import limit_around
+from .. import DeviceOptions, option
 
 if TYPE_CHECKING:
     from ._task import Task
 
 
 @dataclasses.dataclass(kw_only=True)
-class TuningOptions(RunOptions):
+class TuningOptions(DeviceOptions):
     model: str = option("", "Folder of the model, as transformers saves one, in safetensors files", path=True)
     profile: str = option("given", "Who chooses method, weights and gradient checkpointing: these options, or model, length "
                                    "and limit", choices=("given", "auto"))
@@ -31,10 +30,6 @@ class TuningOptions(RunOptions):
                           choices=("auto", "resident", "streamed"), decides_bits=False)
     gradient_checkpointing: str = option("auto", "Activations are made again in backward, and not kept",
                                          choices=("auto", "on", "off"), decides_bits=False)
-    device: str = option("auto", "Device to train on: auto, cpu, cuda, cuda:1; auto is the GPU that torch has, else the processor, which "
-                                 "also has streamed weights, ranks and virtual workers", decides_bits=False)
-    device_memory_limit: str = option("", "Memory limit of the device: 20GiB, 80%; without one, 95 % of what is free when the run begins",
-                                      decides_bits=False)
     dtype: str = option("bfloat16", "Type of products, and of frozen weights; trained ones are float32",
                         choices=("bfloat16", "float32"))
 
@@ -65,24 +60,11 @@ class TuningOptions(RunOptions):
     cleanup_every_n_steps: int = option(0, "Steps after which what nobody uses is given back to the system; 0: under "
                                            "pressure only", decides_bits=False)
 
-    def device_name(self) -> str:
-        """Returns torch's name of the device to train on."""
-        import torch
-
-        if self.device != "auto":
-            return self.device
-        found = None if self.on_processor_because() else torch.accelerator.current_accelerator()
-        return found.type if found is not None else "cpu"
-
     def on_processor_because(self) -> str:
         """Returns why the run must train on the CPU; "" where it need not."""
         if self.virtual_workers or int(os.environ.get("WORLD_SIZE", "1")) > 1:
             return "device: ranks and virtual workers train on the processor"
         return ""
-
-    def devices(self) -> dict[str, str]:
-        name = self.device_name()
-        return {} if name == "cpu" else {name: self.device_memory_limit or limit_around()}
 
     def task(self) -> Task:
         """Makes the recipe's Task from these options."""
