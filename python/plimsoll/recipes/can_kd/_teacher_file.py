@@ -16,7 +16,7 @@ import pathlib
 import re
 import zipfile
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -89,22 +89,30 @@ def load_teacher(path: pathlib.Path, ids: int, *, autoencoder: bool, task: str) 
                          "graphs that it was trained on")
     with torch.device("meta"):
         model = (_autoencoder if autoencoder else _classifier)(path, saved, ids, table.shape[1])
+    return filled(path, model, saved)
+
+
+Filled = TypeVar("Filled", bound=torch.nn.Module)
+
+
+def filled(path: pathlib.Path, model: Filled, saved: dict[str, Saved]) -> Filled:
+    """Reads the tensors of a model on the meta device from a file, and returns it to be asked, on the CPU.
+
+    Errors: ValueError naming a tensor that is missing, or of another shape or type; nothing was allocated then.
+    """
     for name, wanted in file_tensors(model).items():
-        _check(path, name, saved.get(name), wanted)
+        found = saved.get(name)
+        if found is None:
+            raise _bad(path, f"no tensor {name}")
+        if found.shape != tuple(wanted.shape):
+            raise _bad(path, f"{found.name} is of shape {list(found.shape)}, where the others say {list(wanted.shape)}")
+        if found.dtype != "F32":
+            raise ValueError(f"{path}: {found.name} is {found.dtype}, not F32; save the model in float32: "
+                             "torch.save(model.float().state_dict(), …)")
     model = model.to_empty(device="cpu").eval().requires_grad_(False)
     for name, tensor in file_tensors(model).items():
         tensor.copy_(saved[name].read())
     return model
-
-
-def _check(path: pathlib.Path, name: str, found: Saved | None, wanted: torch.Tensor) -> None:
-    if found is None:
-        raise _bad(path, f"no tensor {name}")
-    if found.shape != tuple(wanted.shape):
-        raise _bad(path, f"{found.name} is of shape {list(found.shape)}, where the others say {list(wanted.shape)}")
-    if found.dtype != "F32":
-        raise ValueError(f"{path}: {found.name} is {found.dtype}, not F32; save the teacher in float32: "
-                         "torch.save(model.float().state_dict(), …)")
 
 
 def _classifier(path: pathlib.Path, saved: dict[str, Saved], ids: int, embedding: int) -> Classifier:
