@@ -77,18 +77,18 @@ def to_device(graphs: Graphs, device: str | torch.device) -> Graphs:
 
 
 class Draws:
-    """Hands out first weights, each from a stream of its own."""
+    """Hands out first weights, each from a stream of its own. seed: None leaves them unset, to be read from a file."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | None) -> None:
         self._seed, self._stream = seed, -1
 
     def uniform(self, *shape: int, width: float) -> nn.Parameter:
         self._stream += 1
-        return nn.Parameter(kernels.random_uniform(shape, width, self._seed, self._stream))
+        return nn.Parameter(torch.empty(shape) if self._seed is None else kernels.random_uniform(shape, width, self._seed, self._stream))
 
     def normal(self, *shape: int) -> nn.Parameter:
         self._stream += 1
-        return nn.Parameter(kernels.random_normal(shape, 1.0, self._seed, self._stream))
+        return nn.Parameter(torch.empty(shape) if self._seed is None else kernels.random_normal(shape, 1.0, self._seed, self._stream))
 
 
 class Model(nn.Module):
@@ -216,7 +216,7 @@ class Autoencoder(Model):
     widths: of the encoder's layers, the last the latent's. heads: of its first layer. ids: every id and the unknown one.
     """
 
-    def __init__(self, ids: int, embedding: int, widths: Sequence[int], heads: int, dropout: float, seed: int) -> None:
+    def __init__(self, ids: int, embedding: int, widths: Sequence[int], heads: int, dropout: float, seed: int | None) -> None:
         super().__init__()
         draws, latent, inputs = Draws(seed), widths[-1], embedding + FEATURES
         self.dropout = dropout
@@ -298,7 +298,7 @@ class Classifier(Model):
     """
 
     def __init__(self, ids: int, embedding: int, hidden: int, layers: int, heads: int, dense: int, lstm: bool, dropout: float,
-                 seed: int, dense_width: int = 0) -> None:
+                 seed: int | None, dense_width: int = 0) -> None:
         super().__init__()
         draws, width = Draws(seed), hidden * heads
         self.dropout = dropout
@@ -325,3 +325,8 @@ class Classifier(Model):
         for place, dense in enumerate(self.dense[:-1], 1000):
             x = kernels.relu_dropout(dense(x, how), how.rate, how.noise, place)
         return self.dense[-1](x, how)
+
+
+def file_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Returns a model's parameters and buffers, which share its memory, by their names in its file."""
+    return {name.replace("jk.ahead.", "jk.forward.").replace("jk.back.", "jk.backward."): tensor for name, tensor in model.state_dict().items()}
