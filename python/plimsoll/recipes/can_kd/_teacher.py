@@ -11,6 +11,7 @@ Memory:  the weights, none between steps where they are released; 9 bytes per gr
 """
 from __future__ import annotations
 
+import hashlib
 import os
 import pathlib
 from typing import TYPE_CHECKING
@@ -83,6 +84,11 @@ class Teacher:
             os.fsync(self._file)  # Only what is written can be given back.
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
             self.stats["cleared"] += 1
+
+    def sha256(self) -> str:
+        """Returns the digest of the file of weights: a resumed task asks the same teacher."""
+        with open(self._weights, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     @property
     def weight_bytes(self) -> int:

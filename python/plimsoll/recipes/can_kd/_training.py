@@ -207,6 +207,18 @@ class Training:
         finally:
             batches.close()
 
+    def after(self, step: Step) -> int:
+        """Returns the place in the epoch behind a step."""
+        return step.position
+
+    def graphs(self, step: Step) -> int:
+        """Returns how many graphs a step has."""
+        return sum(map(len, step.batches))
+
+    def ends_epoch(self, step: Step) -> bool:
+        """Whether a step is the last of its epoch."""
+        return step.ends_epoch
+
     def largest(self) -> Step:
         """Returns the largest step that will come, to be rehearsed with an evaluation of the largest chunk."""
         options, data = self.options, self._data
