@@ -61,7 +61,7 @@ class Epochs:
 
 
 class Bench(nn.Module):
-    """What a commit holds of the task in progress."""
+    """Holds the tensors, the optimizer and the notes of the task in progress, for commits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,8 @@ class Bench(nn.Module):
 
     def put(self, work: Work | None) -> None:
         """Puts a task's tensors and notes in place of the last one's."""
-        self._modules.clear()
+        if "work" in dict(self.named_children()):
+            del self.work
         self.notes.clear()
         self.optimizer.state.clear()
         group = self.optimizer.param_groups[0]
@@ -207,7 +208,7 @@ class CanKd:
             loss = run.step(work.loss, batch, before_update=work.clip)
             terms, graphs = work.made(loss, batch), work.graphs(batch)
             self._graphs += graphs
-            run.log(task=task.name, epoch=epoch, loss=loss, graphs=graphs, **terms)
+            run.event("step", step=run.steps_made + 1, task=task.name, epoch=epoch, loss=loss, graphs=graphs, **terms)
             if work.ends_epoch(batch):
                 self._end_epoch(task, work, epoch)
             if work.finished:
