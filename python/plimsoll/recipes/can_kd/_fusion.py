@@ -165,6 +165,9 @@ class Fusion:
     def graphs(self, episode: int) -> int:
         return self.options.fusion_batch
 
+    def ends_epoch(self, episode: int) -> bool:
+        return self.after(episode) == self.options.fusion_episodes
+
     def trained(self) -> list[nn.Parameter]:
         return [one for one in self.network.parameters() if one.requires_grad]
 
