@@ -16,9 +16,13 @@ from test_cli import call, trains  # noqa: F401  Fixtures.
 
 torch = pytest.importorskip("torch")
 from plimsoll.recipes import can_kd
-from plimsoll.recipes.can_kd import _evaluate, _fusion, _losses, _models, _scores, _tasks
+from plimsoll.recipes.can_kd import _evaluate, _fusion, _losses, _models, _tasks
 
-SMALL = {"fusion_episodes": 20, "student_vgae_hidden_dims": "16,8,4", "teacher_vgae_hidden_dims": "128,64,24"}
+SMALL = {"fusion_episodes": 20, "seed": 42}  # With the sizes of `--config small`.
+for role, sizes in (("teacher", ("128,64,24", 2, 16, 24, 3, 4, 8, 2)), ("student", ("16,8,4", 1, 2, 8, 2, 3, 3, 1))):
+    SMALL.update(zip((f"{role}_{name}" for name in (
+        "vgae_hidden_dims", "vgae_heads", "vgae_embedding_dim", "gat_hidden", "gat_layers", "gat_heads", "gat_embedding_dim",
+        "gat_fc_layers")), sizes))
 
 
 @pytest.fixture
@@ -74,9 +78,7 @@ def test_a_weight_mixes_the_chance_of_an_attack_with_the_error():
 @contextlib.contextmanager
 def work_of(folder, data, **options):
     """The fusion of a teacher, in a folder with its finished models."""
-    asked = can_kd.Options(data=str(data), **{**SMALL, "teacher_vgae_heads": 2, "teacher_vgae_embedding_dim": 16, "teacher_gat_hidden": 24,
-                                              "teacher_gat_layers": 3, "teacher_gat_heads": 4, "teacher_gat_embedding_dim": 8,
-                                              "teacher_gat_fc_layers": 2, "seed": 42, **options})
+    asked = can_kd.Options(data=str(data), **{**SMALL, **options})
     with plimsoll.Governor("4GiB") as governor:
         with contextlib.closing(_tasks.Data(governor, asked)) as found:
             yield _fusion.Fusion(asked, found, "teacher", folder)
@@ -159,12 +161,12 @@ def same(ours, theirs, where=""):
         assert ours == theirs, where
 
 
-@pytest.mark.parametrize("options", [(), ("--fusion-gat", "normal", "--gat-jk", "lstm")], ids=["curriculum", "normal"])
+@pytest.mark.parametrize("options", [{}, {"fusion_gat": "normal", "gat_jk": "lstm"}], ids=["curriculum", "normal"])
 def test_an_evaluation_says_and_writes_what_that_in_cpp_does(train, traffic, tmp_path, options):
-    train("run", "--student-vgae-heads", "1", *options)
+    train("run", *(word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)))
     run, copy = tmp_path / "run", tmp_path / "copy"
     shutil.copytree(run / "models", copy / "models")
-    asked = can_kd.Options(data=str(traffic), **{**SMALL, "seed": 42}, **toml_of(run))
+    asked = can_kd.Options(data=str(traffic), **SMALL, **options)
     with plimsoll.Governor("4GiB") as governor, contextlib.closing(_tasks.Data(governor, asked)) as data:
         told, text = _evaluate.evaluate(asked, data, copy, True)
         with pytest.raises(_evaluate.Stopped):
@@ -174,4 +176,3 @@ def test_an_evaluation_says_and_writes_what_that_in_cpp_does(train, traffic, tmp
     curves = ours.pop("curves")
     assert ours == told and curves.keys() == told.keys()
     assert (copy / "evaluation.txt").read_text() == text == (run / "evaluation.txt").read_text()
-    assert _scores.score_table({})  # A run without models has a table of no rows.

@@ -34,20 +34,21 @@ _DECODER_HEADS = 4
 class Graphs:
     """A batch of graphs.
 
+    labels:   int64 [graphs], 1 for an attack.
     ids:      int64 [nodes]. features: float32 [nodes, 10].
     edges:    the result of kernels.sort_edges().
     graph:    int64 [nodes], ascending: the index of each node's graph in the batch.
     runs:     int32 [graphs + 1]: where each graph's nodes begin.
-    labels:   int64 [graphs], 1 for an attack. numbers: int64 [graphs], the graphs' places in the set.
+    numbers:  int64 [graphs], the graphs' places in the set; in host memory.
     noise:    the seed of a training step's dropout and sampling.
     """
 
+    labels: torch.Tensor
     ids: torch.Tensor
     features: torch.Tensor
     edges: tuple[torch.Tensor, ...]
     graph: torch.Tensor
     runs: torch.Tensor
-    labels: torch.Tensor
     numbers: torch.Tensor
     noise: int = 0
 
@@ -61,7 +62,7 @@ def graphs_of(batch: GraphBatch, device: str | torch.device = "cpu", noise: int 
     edges = kernels.sort_edges(batch.tensor("edge_index"), len(x))
     counts = torch.bincount(graph, minlength=len(labels))
     runs = functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
-    made = Graphs(x[:, 0].long(), x[:, 1:].contiguous(), edges, graph, runs, labels, torch.from_numpy(batch.graphs),
+    made = Graphs(labels, x[:, 0].long(), x[:, 1:].contiguous(), edges, graph, runs, torch.from_numpy(batch.graphs),
                   noise - (1 << 64) if noise >> 63 else noise)
     return made if str(device) == "cpu" else to_device(made, device)
 
@@ -98,6 +99,12 @@ class Model(nn.Module):
     """Whether a layer of a training step keeps its result alone, and is computed again for its gradients."""
     bf16 = False
     """Whether the products of a training step take bfloat16."""
+
+    def remember(self) -> None:
+        """Moves batch statistics on, once after a training pass, however often its layers were computed."""
+        for part in self.modules():
+            if isinstance(part, BatchNorm):
+                part.remember()
 
     def settings(self, graphs: Graphs, rate: float) -> Pass:
         return Pass(self.training, graphs.noise, rate if self.training else 0.0, self.bf16 and self.training)
@@ -173,7 +180,7 @@ class BatchNorm(nn.Module):
 
     @torch.no_grad()
     def remember(self) -> None:
-        """Moves the running statistics on, once for a pass, however often its layers were computed."""
+        """Moves the running statistics on by the last pass."""
         if self._seen is not None and self._seen[2] > 1:
             mean, variance, rows = self._seen
             self.running_mean.mul_(0.9).add_(mean, alpha=0.1)
@@ -252,9 +259,7 @@ class Autoencoder(Model):
         return Reconstruction(z, mean, log_variance, reconstruction, self.id, (x, self.neighbours[-1]), how.bf16)
 
     def _normed(self, layer: NormedAttention, x: torch.Tensor, graphs: Graphs, how: Pass, place: int) -> torch.Tensor:
-        made = self.layer(lambda x: layer.norm(layer(x, graphs, how), how, place), x)
-        layer.norm.remember()
-        return made
+        return self.layer(lambda x: layer.norm(layer(x, graphs, how), how, place), x)
 
 
 class LayerMix(nn.Module):

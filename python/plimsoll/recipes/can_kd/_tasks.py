@@ -21,6 +21,7 @@ from ...core._folders import replaced
 from ...data._graphs import GraphSet
 from ...errors import NotFoundError
 from ._models import Autoencoder, Classifier, Graphs, Model, graphs_of
+from ._teacher_file import filled, read_weights
 
 if TYPE_CHECKING:
     from ...memory._memory import Governor
@@ -82,7 +83,7 @@ class Data:
     def __init__(self, governor: Governor, options: Options) -> None:
         """Errors: ValueError where there is nothing to train on; those of GraphSet.open()."""
         self.set = GraphSet.open(governor, options.data, cache_bytes=None if options.cache_bytes < 0 else options.cache_bytes)
-        self.ids = int(self.set.info["table_rows"])
+        self.ids = self.set.table_rows
         self.train, self.test = self.set.split("train"), self.set.split("test")
         if not len(self.train):
             raise ValueError(f"{options.data}: no graph to train on; import train_* files with `plimsoll import can`")
@@ -114,19 +115,19 @@ class Data:
 
 # ---- Models ----
 
-def autoencoder_of(options: Options, data: Data, role: str, seed: int = 0) -> Autoencoder:
+def autoencoder_of(options: Options, data: Data, role: str, seed: int | None) -> Autoencoder:
     """Makes an autoencoder with the role's sizes."""
     widths = [int(word) for word in options.size(role, "vgae_hidden_dims").split(",")]
     return Autoencoder(data.ids, options.size(role, "vgae_embedding_dim"), widths, options.size(role, "vgae_heads"), options.vgae_dropout, seed)
 
 
-def classifier_of(options: Options, data: Data, role: str, seed: int = 0) -> Classifier:
+def classifier_of(options: Options, data: Data, role: str, seed: int | None) -> Classifier:
     """Makes a classifier with the role's sizes."""
     sizes = [options.size(role, name) for name in ("gat_embedding_dim", "gat_hidden", "gat_layers", "gat_heads", "gat_fc_layers")]
     return Classifier(data.ids, *sizes, options.gat_jk == "lstm", options.gat_dropout, seed)
 
 
-def model_of(options: Options, data: Data, task: Task, seed: int = 0) -> Model:
+def model_of(options: Options, data: Data, task: Task, seed: int | None) -> Model:
     """Makes the model that a task trains."""
     return (autoencoder_of if task.stage == "autoencoder" else classifier_of)(options, data, task.role, seed)
 
@@ -137,18 +138,12 @@ def model_path(folder: str | os.PathLike[str], task: Task) -> pathlib.Path:
 
 
 def load_model(options: Options, data: Data, task: Task, folder: str | os.PathLike[str]) -> Model:
-    """Reads a finished model of a run, to be asked. Errors: NotFoundError; ValueError naming the tensor that does not fit."""
-    return load_weights(model_of(options, data, task), model_path(folder, task)).to(data.device).eval().requires_grad_(False)
-
-
-def load_weights(model: Model, path: pathlib.Path) -> Model:
-    """Reads a file of save_model() into a model. Errors: as load_model()."""
-    tensors = read_tensors(path)
-    try:
-        model.load_state_dict({_of_module(name): tensor for name, tensor in tensors.items()})
-    except RuntimeError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return model
+    """Reads a finished model of a run, to be asked. Errors: as filled()."""
+    path = model_path(folder, task)
+    saved = read_weights(path)
+    with torch.device("meta"):
+        model = model_of(options, data, task, None)
+    return filled(path, model, saved).to(data.device)
 
 
 def read_tensors(path: pathlib.Path) -> dict[str, torch.Tensor]:
@@ -170,7 +165,7 @@ def save_model(path: pathlib.Path, tensors: dict[str, torch.Tensor], about: dict
 
     path.parent.mkdir(exist_ok=True)
     with replaced(path) as partial:
-        save_file({_of_file(name): tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, partial,
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, partial,
                   {"format": "plimsoll.can_kd.1", **{key: str(value) for key, value in about.items()}})
 
 
@@ -180,12 +175,3 @@ def about_model(path: pathlib.Path) -> dict[str, str]:
 
     with safe_open(path, "pt") as file:
         return dict(file.metadata() or {})
-
-
-# A module may have no part called "forward".
-def _of_module(name: str) -> str:
-    return name.replace("jk.forward.", "jk.ahead.").replace("jk.backward.", "jk.back.")
-
-
-def _of_file(name: str) -> str:
-    return name.replace("jk.ahead.", "jk.forward.").replace("jk.back.", "jk.backward.")
