@@ -11,7 +11,7 @@ from test_can_kd import train, traffic  # noqa: F401  Fixtures.
 from test_cli import call, trains  # noqa: F401  Fixtures.
 
 pytest.importorskip("torch")
-from plimsoll.recipes.can_kd import _scores as s  # noqa: E402
+from plimsoll.recipes.can_kd import _scores as s
 
 NAN, INF = math.nan, math.inf
 ALL_POINTS = 1_000_000

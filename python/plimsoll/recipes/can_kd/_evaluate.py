@@ -22,7 +22,7 @@ from ...core._folders import replaced
 from ._fusion import fusion_states, load_fusion
 from ._losses import graph_errors
 from ._models import graphs_of
-from ._original_student import load_original, original_features
+from ._original_student import OriginalStudent, load_original, original_features
 from ._scores import (
     Report,
     fusion_warnings,
@@ -144,22 +144,27 @@ def _chances(classifier: Any, data: Data, graphs: np.ndarray) -> np.ndarray:
 
 
 def _originals(options: Options, data: Data) -> Iterator[_Detector]:
-    """Yields the published students that the options name, by their files' names."""
+    for name, student in originals_of(options).items():
+        def ask(graphs: np.ndarray, student: OriginalStudent = student) -> np.ndarray:
+            batch = data.set.read(graphs)
+            return torch.sigmoid(student(original_features(batch, data.set.vocabulary), graphs_of(batch))).numpy()
+
+        yield _Detector("original", name, _count(student), ask)
+
+
+def originals_of(options: Options) -> dict[str, OriginalStudent]:
+    """Reads the published students that the options name, by their files' names. Errors: of load_original(); ValueError."""
     if not options.original_students:
-        return
+        return {}
     named = pathlib.Path(options.original_students)
+    found = {}
     for path in sorted(named.glob("*.safetensors")) if named.is_dir() else [named]:
         try:
             path.name.encode()
         except UnicodeEncodeError:  # Its name is part of evaluation.json.
             raise ValueError(f"original_students: the name of a file in {path.parent} is not UTF-8; rename it") from None
-        student, vocabulary = load_original(path), data.set.vocabulary
-
-        def ask(graphs: np.ndarray, student: Any = student, vocabulary: np.ndarray = vocabulary) -> np.ndarray:
-            batch = data.set.read(graphs)
-            return torch.sigmoid(student(original_features(batch, vocabulary), graphs_of(batch))).numpy()
-
-        yield _Detector("original", path.stem, _count(student), ask)
+        found[path.stem] = load_original(path)
+    return found
 
 
 def _count(model: torch.nn.Module) -> int:

@@ -166,7 +166,7 @@ class Fusion:
         return self.options.fusion_batch
 
     def ends_epoch(self, episode: int) -> bool:
-        return episode + 1 == self.options.fusion_episodes
+        return self.after(episode) == self.options.fusion_episodes
 
     def trained(self) -> list[nn.Parameter]:
         return [one for one in self.network.parameters() if one.requires_grad]
