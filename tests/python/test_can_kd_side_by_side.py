@@ -166,8 +166,8 @@ def test_an_option_does_what_it_does_in_cpp(graphs, train, tmp_path, options):
 
 def test_a_limit_that_is_too_small_is_refused_with_one_that_does(train):
     with pytest.raises(plimsoll.BudgetExceeded, match="would do"):
-        train("small", stage="normal", model_size="teacher", teacher_gat_hidden=512, teacher_gat_heads=16, gradient_checkpointing=False,
-              memory_limit="500MiB", foreign_bytes="64MiB")
+        train("small", stage="normal", model_size="teacher", teacher_gat_hidden=128, teacher_gat_heads=16, teacher_gat_layers=3,
+              memory_limit="520MiB")
 
 
 def test_what_a_stage_lacks_is_named_before_anything_is_trained(train, tmp_path):

@@ -170,7 +170,7 @@ class CanKd:
         for _, epochs in self.notes["ended"]:  # Their loops are over: the task's, and that of its last step.
             for each in (epochs, 1):
                 before += each
-                for _ in run.steps((), epochs=each, progress=False):
+                for _ in run.steps([0], epochs=each, progress=False):
                     raise AssertionError("a loop that has ended gives no batch")
         for task in tasks:
             if task.stage == "evaluation":
