@@ -5,13 +5,14 @@ import contextlib
 import json
 import math
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
 
 import plimsoll
 
-from test_can_kd import events, train, traffic  # noqa: F401  Fixtures.
+from test_can_kd import SMALL as CPP_SMALL, events, train, traffic  # noqa: F401  Fixtures.
 from test_cli import call, trains  # noqa: F401  Fixtures.
 
 torch = pytest.importorskip("torch")
@@ -27,20 +28,19 @@ for role, sizes in (("teacher", ("128,64,24", 2, 16, 24, 3, 4, 8, 2)), ("student
 
 @pytest.fixture
 def graphs(traffic):
-    """A batch of graphs with traffic in them, and the number of ids."""
     with plimsoll.Governor("4GiB") as governor, plimsoll.GraphSet.open(governor, traffic) as made:
-        yield _models.graphs_of(made.read(np.r_[3:40, 200:240])), made.table_rows
+        yield made
 
 
 @pytest.fixture
 def models(graphs):
-    ids = graphs[1]
+    ids = graphs.table_rows
     autoencoder = _models.Autoencoder(ids, 4, [16, 8, 4], 2, 0.1, seed=1).eval()
     return autoencoder, _models.Classifier(ids, 4, 8, 2, 2, 1, False, 0.1, seed=2).eval()
 
 
 def test_a_state_has_the_figures_of_its_graph(graphs, models):
-    batch, (autoencoder, classifier) = graphs[0], models
+    batch, (autoencoder, classifier) = _models.graphs_of(graphs.read(np.r_[3:40, 200:240])), models
     states = _fusion.fusion_states(autoencoder, classifier, batch)
     with torch.no_grad():
         made, logits = autoencoder(batch), classifier(batch)
@@ -56,15 +56,13 @@ def test_a_state_has_the_figures_of_its_graph(graphs, models):
         assert states[graph].tolist() == pytest.approx(wanted, rel=2e-6, abs=2e-7), graph
 
 
-def test_a_graphs_state_depends_on_that_graph_alone(traffic, models):
-    autoencoder, classifier = models
-    with plimsoll.Governor("4GiB") as governor, plimsoll.GraphSet.open(governor, traffic) as made:
-        def states(numbers):
-            return _fusion.fusion_states(autoencoder, classifier, _models.graphs_of(made.read(numbers)))
+def test_a_graphs_state_depends_on_that_graph_alone(graphs, models):
+    def states(numbers):
+        return _fusion.fusion_states(*models, _models.graphs_of(graphs.read(numbers)))
 
-        together = states(np.arange(60))
-        assert np.array_equal(together, np.concatenate([states([graph]) for graph in range(60)]))
-        assert np.array_equal(together[::-1], states(np.arange(60)[::-1]))
+    together = states(np.arange(60))
+    assert np.array_equal(together, np.concatenate([states([graph]) for graph in range(60)]))
+    assert np.array_equal(together[::-1], states(np.arange(59, -1, -1)))
 
 
 def test_a_weight_mixes_the_chance_of_an_attack_with_the_error():
@@ -75,13 +73,16 @@ def test_a_weight_mixes_the_chance_of_an_attack_with_the_error():
     assert _fusion.fused_scores(states, actions, math.inf).tolist() == [0.25, 0, 0.125, 0.125]  # No threshold: no anomalies.
 
 
-@contextlib.contextmanager
-def work_of(folder, data, **options):
-    """The fusion of a teacher, in a folder with its finished models."""
-    asked = can_kd.Options(data=str(data), **{**SMALL, **options})
-    with plimsoll.Governor("4GiB") as governor:
-        with contextlib.closing(_tasks.Data(governor, asked)) as found:
-            yield _fusion.Fusion(asked, found, "teacher", folder)
+@pytest.fixture
+def work_of(base, traffic):
+    """Makes the fusion of the base run's teacher."""
+    with plimsoll.Governor("4GiB") as governor, contextlib.ExitStack() as ends:
+        def make(**options):
+            asked = can_kd.Options(data=str(traffic), **{**SMALL, **options})
+            data = ends.enter_context(contextlib.closing(_tasks.Data(governor, asked)))
+            return _fusion.Fusion(asked, data, "teacher", base)
+
+        yield make
 
 
 def played(work, episodes=None):
@@ -93,58 +94,84 @@ def played(work, episodes=None):
         adam.zero_grad()
         loss.backward()
         adam.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
         terms.append(work.made(losses[-1], episode))
     return losses, terms
 
 
 @pytest.fixture
-def base(train, tmp_path):
+def work_of(base, traffic):
+    """Makes the fusion of the base run's teacher."""
+    with plimsoll.Governor("4GiB") as governor, contextlib.ExitStack() as ends:
+        def make(**options):
+            asked = can_kd.Options(data=str(traffic), **{**SMALL, **options})
+            data = ends.enter_context(contextlib.closing(_tasks.Data(governor, asked)))
+            return _fusion.Fusion(asked, data, "teacher", base)
+
+        yield make
+
+
+def played(work, episodes=None):
+    """(losses, rewards) of a fusion's steps, each made with Adam."""
+    adam = torch.optim.Adam(work.trained(), lr=work.rate, weight_decay=work.weight_decay)
+    losses, terms = [], []
+    for episode in work.batches(0, 0) if episodes is None else episodes:
+        loss = work.loss(episode)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        losses.append(loss.item())
+        terms.append(work.made(losses[-1], episode))
+    return losses, terms
+
+
+@pytest.fixture(scope="module")
+def base(traffic, program, tmp_path_factory):
     """A run of the recipe in C++ with a teacher's models, its fusion among them."""
-    train("base", "--model-size", "teacher", "--fusion-target-update", "7")
-    return tmp_path / "base"
+    out = tmp_path_factory.mktemp("base") / "run"
+    subprocess.run([program, "train", "can-kd", "--data", str(traffic), "--out", str(out), "--memory-limit", "1GiB", *CPP_SMALL,
+                    "--model-size", "teacher", "--fusion-target-update", "7"], check=True, capture_output=True)
+    return out
 
 
-def test_its_episodes_are_those_of_the_recipe_in_cpp(base, traffic, tmp_path):
+def test_its_episodes_are_those_of_the_recipe_in_cpp(base, work_of, tmp_path):
     told = [e for e in events(base, "step") if e["task"] == "teacher_fusion"]
-    with work_of(base, traffic, fusion_target_update=7) as work:
-        losses, terms = played(work)
-        assert work.finished and [e["reward"] for e in told] == [one["reward"] for one in terms]
-        assert [e["epsilon"] for e in told] == pytest.approx([one["epsilon"] for one in terms], rel=1e-12)
-        assert [e["loss"] for e in told] == pytest.approx(losses, rel=1e-6)
-        [figures] = [e for e in events(base, "epoch") if e["task"] == "teacher_fusion"]
-        assert work.end_epoch()["reward"] == pytest.approx(figures["reward"], rel=1e-12)
-        work.save(tmp_path / "models/fusion.safetensors")
-        theirs, ours = (_tasks.read_tensors(path) for path in (base / "models/teacher_fusion.safetensors", tmp_path / "models/fusion.safetensors"))
-        assert theirs.keys() == ours.keys() and theirs["threshold"] == ours["threshold"]
-        for name, values in theirs.items():
-            torch.testing.assert_close(ours[name], values, rtol=1e-4, atol=1e-6)
-        assert work.parameters == sum(one.numel() for one in ours.values()) - 1
+    work = work_of(fusion_target_update=7)
+    losses, terms = played(work)
+    assert work.finished and [e["reward"] for e in told] == [one["reward"] for one in terms]
+    assert [e["epsilon"] for e in told] == pytest.approx([one["epsilon"] for one in terms], rel=1e-12)
+    assert [e["loss"] for e in told] == pytest.approx(losses, rel=1e-6)
+    [figures] = [e for e in events(base, "epoch") if e["task"] == "teacher_fusion"]
+    assert work.end_epoch()["reward"] == pytest.approx(figures["reward"], rel=1e-12)
+    work.save(tmp_path / "models/fusion.safetensors")
+    theirs, ours = (_tasks.read_tensors(path) for path in (base / "models/teacher_fusion.safetensors", tmp_path / "models/fusion.safetensors"))
+    assert theirs.keys() == ours.keys() and theirs["threshold"] == ours["threshold"]
+    for name, values in theirs.items():
+        torch.testing.assert_close(ours[name], values, rtol=1e-4, atol=1e-6)
+    assert work.parameters == sum(one.numel() for one in ours.values()) - 1
 
 
-def test_an_episode_made_again_is_the_same_and_so_is_it_on_any_number_of_threads(base, traffic):
+def test_an_episode_made_again_is_the_same_and_so_is_it_on_any_number_of_threads(work_of):
     before = torch.get_num_threads()
-    with work_of(base, traffic) as once, work_of(base, traffic) as again:
-        wanted = played(once)
-        try:
-            torch.set_num_threads(4)
-            for episode in range(3):  # A step that was refused, and is tried again.
-                again.loss(episode)
-            again.ring.load_state_dict({name: torch.zeros_like(values) for name, values in again.ring.state_dict().items()})
-            assert played(again) == wanted
-        finally:
-            torch.set_num_threads(before)
-        for name, values in once.module.state_dict().items():
-            assert torch.equal(values, again.module.state_dict()[name]), name
+    once, again = work_of(), work_of()
+    wanted = played(once)
+    try:
+        torch.set_num_threads(4)
+        again.loss(0)  # A step that was refused, and is tried again.
+        assert played(again) == wanted
+    finally:
+        torch.set_num_threads(before)
+    for name, values in once.module.state_dict().items():
+        assert torch.equal(values, again.module.state_dict()[name]), name
 
 
-def test_a_ring_smaller_than_an_episode_keeps_the_last_of_it(base, traffic):
-    with work_of(base, traffic, fusion_replay=50, fusion_batch=64) as small, work_of(base, traffic, fusion_batch=64) as large:
-        for work in (small, large):
-            played(work, range(2))
-        last = torch.arange(2 * 64 - 50, 2 * 64)
-        for name, values in large.ring.state_dict().items():
-            assert torch.equal(small.ring.state_dict()[name][last % 50], values[last]), name
+def test_a_ring_smaller_than_an_episode_keeps_the_last_of_it(work_of):
+    small, large = work_of(fusion_replay=50, fusion_batch=64), work_of(fusion_batch=64)
+    small.loss(1)
+    large.loss(1)
+    last = torch.arange(2 * 64 - 50, 2 * 64)
+    for name, values in large.ring.state_dict().items():
+        assert torch.equal(small.ring.state_dict()[name][last % 50], values[last]), name
 
 
 def same(ours, theirs, where=""):
