@@ -181,6 +181,16 @@ def test_a_limit_that_is_too_small_is_refused_with_one_that_does(train, hidden, 
     assert summary["status"] == "finished" and summary["peak_resident_bytes"] <= summary["limit_bytes"]
 
 
+def test_a_plan_names_the_batch_that_zero_chooses(graphs, train, tmp_path):
+    given = {"stage": "normal", "batch_size_max": 128}
+    plan = plimsoll.plan(NAME, data=graphs, **{key: value for key, value in {**SMALL, **given}.items() if key != "progress"})
+    assert list(plan["tasks"]) == ["teacher_gat_normal", "student_gat_normal"]
+    assert plan["batch_size"] == plan["tasks"][plan["task"]]["batch_size"] == 128 and plan["tasks"][plan["task"]]["label"] in ("exact", "bounded")
+    zero, named = train("zero", batch_size=0, **given), train("named", batch_size=128, **given)
+    assert zero["state_sha256"] == named["state_sha256"]
+    assert [one["batch_size"] for one in events(tmp_path / "zero", "batch_size")] == [128]
+
+
 def test_what_a_stage_lacks_is_named_before_anything_is_trained(train, tmp_path):
     with pytest.raises(plimsoll.NotFoundError, match=r"teacher_fusion needs teacher_vgae.*--stage autoencoder --model-size teacher"):
         train("run", stage="fusion", model_size="teacher")
