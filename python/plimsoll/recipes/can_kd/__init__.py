@@ -4,7 +4,8 @@
 Two models, an autoencoder that has only seen normal traffic and a classifier, are trained as a large teacher and as a student of
 a few per cent of its size. docs/recipes/can-kd.md says what each option does. The recipe that the program knows as `can-kd` is
 still that of src/recipes/can_kd; this one is beside it (decision 0082).
-Reading order: _models.py, _losses.py, _tasks.py, _training.py, _teacher.py, _fusion.py, _scores.py, _evaluate.py, _run.py.
+Reading order: _models.py, _losses.py, _tasks.py, _training.py, _teacher.py, _fusion.py, _scores.py, _evaluate.py,
+_plan.py, _run.py.
 
 Threads: the thread that trains; torch runs its own.
 Memory:  one task's model, teacher and optimizer, a step, and the graphs that are cached.
@@ -161,8 +162,14 @@ def evaluate(options: Options) -> dict[str, Any]:
     return Told(*evaluate_run(options))
 
 
+def plan(options: Options, device: str, device_memory_limit: str) -> dict[str, Any]:
+    from ._plan import plan_run
+
+    return plan_run(options, device, device_memory_limit)
+
+
 RECIPE = Recipe(
-    "can-kd", "Intrusion detection on CAN-bus graphs: a teacher, and a student of it", Options, train, evaluate, before=before,
+    "can-kd", "Intrusion detection on CAN-bus graphs: a teacher, and a student of it", Options, train, evaluate, plan, before=before,
     unit="graphs", data="Graph set to train on (plimsoll import can)",
     examples=("plimsoll train can-kd --data data/ --out run/ --memory-limit 1GiB --config small.toml",
               "plimsoll resume run/ --stage fusion --json       the next stage of the same run",

@@ -13,6 +13,7 @@ Memory:  one task's, see _training.py and _teacher.py; the graph set's cache.
 """
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import pathlib
 import time
@@ -25,10 +26,11 @@ from torch import nn
 from ...errors import NotFoundError
 from ._evaluate import Stopped, evaluate
 from ._fusion import Fusion
-from ._tasks import TRAINED, Data, Task, about_model, all_tasks, model_path, wanted_tasks
+from ._plan import plan_tasks, tightest
+from ._tasks import Data, Task, about_model, all_tasks, model_path, wanted_tasks
 from ._teacher import Teacher
 from ._teacher_file import find_teacher
-from ._training import Training
+from ._training import Training, is_taught, optimizer_of
 
 if TYPE_CHECKING:
     from ...run._run import Run
@@ -61,17 +63,18 @@ class Epochs:
 
 
 class Bench(nn.Module):
-    """What a commit holds of the task in progress."""
+    """Holds the tensors, the optimizer and the notes of the task in progress, for commits."""
 
     def __init__(self) -> None:
         super().__init__()
         self.idle = nn.Parameter(torch.zeros(1))  # The optimizer's, between two tasks.
-        self.optimizer = torch.optim.Adam([self.idle], lr=0.0, weight_decay=0.0, fused=True)
+        self.optimizer = optimizer_of([self.idle])
         self.notes: dict[str, Any] = {}
 
     def put(self, work: Work | None) -> None:
         """Puts a task's tensors and notes in place of the last one's."""
-        self._modules.clear()
+        if "work" in dict(self.named_children()):
+            del self.work
         self.notes.clear()
         self.optimizer.state.clear()
         group = self.optimizer.param_groups[0]
@@ -93,7 +96,7 @@ class CanKd:
         self.data = Data(run.governor, options)
         self.bench = Bench()
         # Which task is in progress, with which teacher; tasks that ended, in order, with their epochs.
-        self.notes: dict[str, Any] = {"task": "", "teacher_sha256": "", "ended": [], "data": self.data.set.info["fingerprint"]}
+        self.notes: dict[str, Any] = {"task": "", "teacher_sha256": "", "ended": [], "data": self.data.set.info["fingerprint"], "batch_size": 0}
         self._graphs = 0
         self._began = time.monotonic()
         self._evaluated: tuple[dict[str, Any], str] = {}, ""
@@ -106,6 +109,8 @@ class CanKd:
             if self.notes["data"] != fingerprint:
                 raise ValueError(f"data: {self.options.data} is another set than the run began with ({fingerprint}, and was {self.notes['data']})")
             tasks = self._tasks()
+            if not self.options.batch_size:
+                self._choose_batch_size()
             if tasks and tasks[0].stage != "evaluation":
                 self._train(tasks)
             if tasks and tasks[-1].stage == "evaluation" and not run.stopped:
@@ -128,23 +133,29 @@ class CanKd:
                 self._require(Task(task.role, self.options.fusion_gat), task, before)
             if task.stage == "curriculum" and self.options.use_vgae_mining:
                 self._require(Task(task.role, "autoencoder"), task, before)
-            if self._is_taught(task) and self.options.teacher_path:
+            if is_taught(self.options, task) and self.options.teacher_path:
                 find_teacher(self.options.teacher_path, Task("teacher", task.stage).name)
-            elif self._is_taught(task):
+            elif is_taught(self.options, task):
                 self._require(Task("teacher", task.stage), task, before)
         return tasks
 
     def _is_done(self, task: Task) -> bool:
         return task.name in dict(self.notes["ended"])
 
-    def _is_taught(self, task: Task) -> bool:
-        return task.role == "student" and self.options.use_kd and task.stage in TRAINED[:3]
-
     def _require(self, needed: Task, by: Task, before: list[Task]) -> None:
         if not self._is_done(needed) and needed not in before:
             raise NotFoundError(
                 f"{by.name} needs {needed.name}, which {self.folder} does not have; first run --stage {needed.stage} --model-size {needed.role}"
                 + ("; or give --teacher-path, or train without a teacher: --use-kd false" if needed.role != by.role else ""))
+
+    def _choose_batch_size(self) -> None:
+        """batch_size = 0 becomes a number here, once, and is part of the run from its first commit on."""
+        if not self.notes["batch_size"]:
+            plans = plan_tasks(self.options, self.data, self.run.governor)
+            least = plans[tightest(plans)]
+            self.notes["batch_size"] = least.batch_size
+            self.run.event("batch_size", batch_size=least.batch_size, task=tightest(plans), label=least.label, peak_bytes=least.peak_bytes)
+        self.options = dataclasses.replace(self.options, batch_size=self.notes["batch_size"])
 
     # ---- The tasks ----
 
@@ -159,7 +170,7 @@ class CanKd:
         for _, epochs in self.notes["ended"]:  # Their loops are over: the task's, and that of its last step.
             for each in (epochs, 1):
                 before += each
-                for _ in run.steps((), epochs=each, progress=False):
+                for _ in run.steps([0], epochs=each, progress=False):
                     raise AssertionError("a loop that has ended gives no batch")
         for task in tasks:
             if task.stage == "evaluation":
@@ -177,7 +188,7 @@ class CanKd:
             work: Work = Fusion(options, self.data, task.role, self.folder)
         else:
             teacher = None
-            if self._is_taught(task):
+            if is_taught(self.options, task):
                 weights = model_path(self.folder, Task("teacher", task.stage)) if not options.teacher_path else find_teacher(
                     options.teacher_path, Task("teacher", task.stage).name)
                 cache = self._cache(task) if options.use_teacher_cache else None
@@ -207,7 +218,7 @@ class CanKd:
             loss = run.step(work.loss, batch, before_update=work.clip)
             terms, graphs = work.made(loss, batch), work.graphs(batch)
             self._graphs += graphs
-            run.log(task=task.name, epoch=epoch, loss=loss, graphs=graphs, **terms)
+            run.event("step", step=run.steps_made + 1, task=task.name, epoch=epoch, loss=loss, graphs=graphs, **terms)
             if work.ends_epoch(batch):
                 self._end_epoch(task, work, epoch)
             if work.finished:

@@ -20,22 +20,22 @@ import numpy as np
 import torch
 
 from ._models import FEATURES, Autoencoder, Graphs, Model
+from ._tasks import Data, Task, model_of
 from ._teacher_file import load_teacher
 
 if TYPE_CHECKING:
     from ...memory._memory import Governor
     from . import Options
-    from ._tasks import Data, Task
 
 
 class Teacher:
     """The teacher of one task."""
 
-    def __init__(self, options: Options, data: Data, task: Task, weights: pathlib.Path, governor: Governor,
+    def __init__(self, options: Options, data: Data, task: Task, weights: pathlib.Path | None, governor: Governor,
                  cache: pathlib.Path | None) -> None:
-        """weights: a file of a teacher. cache: file for its answers, made anew. Errors: those of load_teacher(); OSError; ValueError
+        """weights: a file of a teacher; None: an untrained one, for plans. cache: file for its answers, made anew. Errors: those of load_teacher(); OSError; ValueError
         where the cache does not fit the disk limit."""
-        self._task, self._data, self._weights = task, data, weights
+        self._options, self._task, self._data, self._weights = options, task, data, weights
         self._released, self._every = options.offload_teacher_to_cpu, options.clear_cache_every_n
         self.stats = {"asked": 0, "cached": 0, "cleared": 0, "loads": 0}
         """Graphs that were asked, those of them answered from the cache, and how often pages and weights were let go and read."""
@@ -87,8 +87,12 @@ class Teacher:
 
     def sha256(self) -> str:
         """Returns the digest of the file of weights: a resumed task asks the same teacher."""
+        assert self._weights is not None
+        digest = hashlib.sha256()
         with open(self._weights, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            while part := file.read(1 << 20):
+                digest.update(part)
+        return digest.hexdigest()
 
     @property
     def weight_bytes(self) -> int:
@@ -103,7 +107,8 @@ class Teacher:
 
     def _loaded(self) -> Model:
         if self._model is None:
-            model = load_teacher(self._weights, self._data.ids, autoencoder=self._task.stage == "autoencoder", task=self._task.name)
+            model: Model = model_of(self._options, self._data, Task("teacher", self._task.stage), 0) if self._weights is None else load_teacher(
+                self._weights, self._data.ids, autoencoder=self._task.stage == "autoencoder", task=self._task.name)
             self._model = model.to(self._data.device).eval().requires_grad_(False)
             self.stats["loads"] += 1
         return self._model

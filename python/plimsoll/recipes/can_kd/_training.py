@@ -92,6 +92,16 @@ def _sample(among: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
     return among[SampleOrder(len(among), kernels.mix64(seed), epoch).at(np.arange(count, dtype=np.int64))]
 
 
+def is_taught(options: Options, task: Task) -> bool:
+    """Whether a teacher's answers are part of a task's loss."""
+    return task.role == "student" and options.use_kd and task.stage in ("autoencoder", "curriculum", "normal")
+
+
+def optimizer_of(parameters: list[nn.Parameter]) -> torch.optim.Adam:
+    """Makes Adam, whose weight decay is added to the gradients. Each step sets its learning rate and weight decay."""
+    return torch.optim.Adam(parameters, lr=0.0, weight_decay=0.0, fused=True)
+
+
 # ---- A step ----
 
 @dataclasses.dataclass
@@ -219,21 +229,30 @@ class Training:
         """Whether a step is the last of its epoch."""
         return step.ends_epoch
 
-    def largest(self) -> Step:
-        """Returns the largest step that will come, to be rehearsed with an evaluation of the largest chunk."""
-        options, data = self.options, self._data
-        graphs = data.largest(self._candidates(), options.batch_size)
-        for most, sizes in ((options.batch_nodes, data.nodes), (options.batch_edges, data.edges)):
+    def largest(self, count: int = 0) -> Step:
+        """Returns the largest step that will come, to be rehearsed with the largest evaluation. count: of a batch; 0: batch_size."""
+        graphs = self._largest(count or self.options.batch_size)
+        batch = self._data.read(graphs)
+        return Step([batch] * min(self.options.accumulate_grad_batches, 2), 0, False, rehearsal=True)
+
+    def extent(self, count: int) -> tuple[int, int]:
+        """Returns the nodes and edges of the largest batch of so many graphs."""
+        graphs = self._largest(count)
+        return int(self._data.nodes[graphs].sum()), int(self._data.edges[graphs].sum())
+
+    def _largest(self, count: int) -> np.ndarray:
+        graphs = self._data.largest(self._candidates(), count)
+        for most, sizes in ((self.options.batch_nodes, self._data.nodes), (self.options.batch_edges, self._data.edges)):
             if most:
                 graphs = graphs[:max(1, int((sizes[graphs].cumsum() <= most).sum()))]
-        return Step([data.read(graphs)] * min(options.accumulate_grad_batches, 2), 0, False, rehearsal=True)
+        return graphs
 
     # ---- A step ----
 
     def loss(self, step: Step) -> torch.Tensor:
         """Computes the loss of a step: the mean over its batches."""
         if step.rehearsal:
-            self._answer_largest()
+            self._answer_largest(len(step.batches[0]))
         losses, terms = [], []
         for graphs in step.batches:
             taught = self.teacher.answers(graphs, step.rehearsal) if self.teacher is not None else None
@@ -303,10 +322,11 @@ class Training:
         made = self.model(graphs)
         return graph_errors(made, graphs) if self._autoencoder else torch.softmax(made, 1)[:, 1]
 
-    def _answer_largest(self) -> None:
+    def _answer_largest(self, count: int) -> None:
+        chunk = self.options.scoring_chunk if not self.options.batch_size else max(1, self.options.scoring_chunk * count // self.options.batch_size)
         for graphs in (self._data.held_out, self._data.test):
             if len(graphs):
-                self._answers(self._data.largest(graphs, self.options.scoring_chunk), self._losses)
+                self._answers(self._data.largest(graphs, min(chunk, self.options.scoring_chunk)), self._losses)
 
     def end_epoch(self) -> dict[str, Any]:
         """Validates, and keeps the weights of the best epoch. Returns the figures of the epoch."""
