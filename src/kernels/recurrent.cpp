@@ -102,9 +102,7 @@ struct SegmentMean : torch::autograd::Function<SegmentMean> {
     static const auto op =
         operator_named<at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymInt)>(
             "plimsoll::_segment_mean_backward");
-    return {op.call(gradients[0], saved[0],
-                    context->saved_data["rows"].toSymInt()),
-            at::Tensor{}};
+    return {op.call(gradients[0], saved[0], context->saved_data["rows"].toSymInt()), at::Tensor{}};
   }
 };
 

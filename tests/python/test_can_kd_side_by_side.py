@@ -164,10 +164,14 @@ def test_an_option_does_what_it_does_in_cpp(graphs, train, tmp_path, options):
     assert [loss for _, loss in ours] == pytest.approx([loss for _, loss in theirs], rel=1e-5)
 
 
-def test_a_limit_that_is_too_small_is_refused_with_one_that_does(train):
-    with pytest.raises(plimsoll.BudgetExceeded, match="would do"):
-        train("small", stage="normal", model_size="teacher", teacher_gat_hidden=128, teacher_gat_heads=16, teacher_gat_layers=3,
-              memory_limit="520MiB")
+@pytest.mark.parametrize("hidden, limit", [(128, "520MiB"), (48, "500MiB")], ids=["the model alone", "a step"])
+def test_a_limit_that_is_too_small_is_refused_with_one_that_does(train, hidden, limit):
+    given = {"stage": "normal", "model_size": "teacher", "teacher_gat_hidden": hidden, "teacher_gat_heads": 16, "teacher_gat_layers": 3,
+             "max_epochs": 1}
+    with pytest.raises(plimsoll.BudgetExceeded, match="limit of") as refused:
+        train("small", memory_limit=limit, **given)
+    summary = train("large", memory_limit=refused.value.smallest_limit_bytes, **given)
+    assert summary["status"] == "finished" and summary["peak_resident_bytes"] <= summary["limit_bytes"]
 
 
 def test_what_a_stage_lacks_is_named_before_anything_is_trained(train, tmp_path):

@@ -21,7 +21,7 @@ SIZES = {"teacher_vgae_hidden_dims": "32,16,8", "teacher_vgae_heads": 2, "teache
          "student_vgae_hidden_dims": "16,8,4", "student_vgae_heads": 1, "student_vgae_embedding_dim": 2, "student_gat_hidden": 4,
          "student_gat_layers": 2, "student_gat_heads": 3, "student_gat_embedding_dim": 3, "student_gat_fc_layers": 1}
 SMALL = {**SIZES, "seed": 42, "max_epochs": 2, "batch_size": 64, "fusion_episodes": 20, "min_steps_per_epoch": 2, "compute_threads": 1,
-         "memory_limit": "2GiB", "progress": False, "gradient_checkpointing": False}
+         "memory_limit": "2GiB", "progress": False}
 
 recipes.add(dataclasses.replace(RECIPE, name=NAME))
 

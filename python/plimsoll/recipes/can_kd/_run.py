@@ -27,7 +27,7 @@ from ...errors import NotFoundError
 from ._evaluate import Stopped, evaluate
 from ._fusion import Fusion
 from ._plan import plan_tasks, tightest
-from ._tasks import Data, Task, about_model, all_tasks, model_path, wanted_tasks
+from ._tasks import Data, Task, about_model, all_tasks, model_of, model_path, wanted_tasks
 from ._teacher import Teacher
 from ._teacher_file import find_teacher
 from ._training import Training, is_taught, optimizer_of
@@ -182,20 +182,29 @@ class CanKd:
             work = None
 
     def _begin(self, task: Task) -> Work:
-        """Makes a task's work, and lays it on the bench."""
-        options = self.options
-        if task.stage == "fusion":
-            work: Work = Fusion(options, self.data, task.role, self.folder)
-        else:
-            teacher = None
-            if is_taught(self.options, task):
-                weights = model_path(self.folder, Task("teacher", task.stage)) if not options.teacher_path else find_teacher(
-                    options.teacher_path, Task("teacher", task.stage).name)
-                cache = self._cache(task) if options.use_teacher_cache else None
-                teacher = Teacher(options, self.data, task, weights, self.run.governor, cache)
-            work = Training(options, self.data, task, self.folder, teacher)
+        """Makes a task's work, and lays it on the bench. Errors: BudgetExceeded where its models alone do not fit."""
+        try:
+            work = self._work(task)
+        except torch.OutOfMemoryError as error:
+            if task.stage == "fusion" or self.data.device.type != "cpu":
+                raise
+            with torch.device("meta"):
+                model = model_of(self.options, self.data, task, None)
+            needed = 5 * sum(one.numel() * one.element_size() for one in model.parameters())  # Best weights, gradients and Adam's, too.
+            raise self.run.governor.refusal("tensors", needed, f"{task.name}: its model does not fit: {error}") from None
         self.bench.put(work)
         return work
+
+    def _work(self, task: Task) -> Work:
+        options = self.options
+        if task.stage == "fusion":
+            return Fusion(options, self.data, task.role, self.folder)
+        if not is_taught(options, task):
+            return Training(options, self.data, task, self.folder)
+        named = Task("teacher", task.stage)
+        weights = find_teacher(options.teacher_path, named.name) if options.teacher_path else model_path(self.folder, named)
+        cache = self._cache(task) if options.use_teacher_cache else None
+        return Training(options, self.data, task, self.folder, Teacher(options, self.data, task, weights, self.run.governor, cache))
 
     def _cache(self, task: Task) -> pathlib.Path:
         (self.folder / "cache").mkdir(exist_ok=True)
