@@ -130,7 +130,8 @@ def test_whole_curves_hold_every_threshold_and_their_areas():
         for x, y, level in zip(*roc.values()):
             assert (x, y) == (alarms(scores, labels, level, 0) / normals, alarms(scores, labels, level, 1) / attacks), seed
         if roc["fpr"]:
-            assert found["auc"] == pytest.approx(np.trapezoid(roc["recall"], roc["fpr"]), abs=1e-12), seed
+            heights = np.add(roc["recall"][1:], roc["recall"][:-1]) / 2
+            assert found["auc"] == pytest.approx((np.diff(roc["fpr"]) * heights).sum(), abs=1e-12), seed
         if attacks:
             assert found["pr_auc"] == pytest.approx((np.diff(pr["recall"], prepend=0) * pr["precision"]).sum(), abs=1e-12), seed
 

@@ -22,6 +22,7 @@ from ...data._graphs import GraphBatch
 from ._models import FEATURES, Attention, Dense, Draws, Graphs, LayerMix, Pass
 from ._teacher_file import filled, read_weights
 
+_ADVICE = "give a student with two or more GATConv layers and an LSTM over them"
 _HOW = Pass(training=False, noise=0, rate=0.0, bf16=False)
 
 
@@ -48,12 +49,11 @@ def load_original(path: pathlib.Path) -> OriginalStudent:
     saved = read_weights(path)
     first = saved.get("convs.0.att_source")
     if first is None or len(first.shape) != 2 or not all(first.shape):
-        raise ValueError(f"{path}: convs.0.att_src is missing, or not of shape [1, heads, width]; give a student with two or more "
-                         "GATConv layers and an LSTM over them")
+        raise ValueError(f"{path}: convs.0.att_src is missing, or not of shape [1, heads, width]; {_ADVICE}")
     layers = sum(name.endswith(".att_source") for name in saved)
     with torch.device("meta"):
         model = OriginalStudent(layers, *first.shape)
-    return filled(path, model, saved)
+    return filled(path, model, saved, _ADVICE)
 
 
 def original_features(batch: GraphBatch, vocabulary: np.ndarray) -> torch.Tensor:

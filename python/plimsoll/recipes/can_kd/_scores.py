@@ -38,10 +38,12 @@ class Ranking:
             raise ValueError(f"labels: {labels.shape} for scores of {scores.shape}; every score has one")
         order = np.argsort(-scores, kind="stable")  # NaN last.
         falling = scores[order]
-        ends = np.flatnonzero(np.append((falling[1:] != falling[:-1]) & ~np.isnan(falling[:-1]), True)) if len(falling) else []
+        last = np.ones(len(falling), bool)  # Of its score.
+        last[:-1] = (falling[1:] != falling[:-1]) & ~np.isnan(falling[:-1])
+        ends = np.flatnonzero(last)
         self.scores = falling[ends]
         self.tp = np.cumsum(labels[order])[ends]
-        self.fp = np.asarray(ends, np.int64) + 1 - self.tp
+        self.fp = ends + 1 - self.tp
         self.attacks = int(labels.sum())
         self.normals = len(labels) - self.attacks
 
@@ -134,7 +136,8 @@ def _spread(x: np.ndarray, y: np.ndarray, points_max: int) -> list[int]:
         return list(range(last + 1))
     travelled = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(x)) + np.abs(np.diff(y)))])
     spacing = float(travelled[-1]) / (points_max - 1)
-    kept, at, mark = [], 0, 0.0
+    kept: list[int] = []
+    at, mark = 0, 0.0
     while len(kept) < points_max - 1 and at < last:
         kept.append(at)
         mark = (math.floor(travelled[at] / spacing) + 1.0) * spacing if spacing > 0 else 0.0

@@ -95,23 +95,24 @@ def load_teacher(path: pathlib.Path, ids: int, *, autoencoder: bool, task: str) 
 Filled = TypeVar("Filled", bound=torch.nn.Module)
 
 
-def filled(path: pathlib.Path, model: Filled, saved: dict[str, Saved]) -> Filled:
+def filled(path: pathlib.Path, model: Filled, saved: dict[str, Saved], advice: str = _ADVICE) -> Filled:
     """Reads the tensors of a model on the meta device from a file, and returns it to be asked, on the CPU.
 
+    advice: what to do where they do not fit.
     Errors: ValueError naming a tensor that is missing, or of another shape or type; nothing was allocated then.
     """
     for name, wanted in file_tensors(model).items():
         found = saved.get(name)
         if found is None:
-            raise _bad(path, f"no tensor {name}")
+            raise _bad(path, f"no tensor {name}", advice)
         if found.shape != tuple(wanted.shape):
-            raise _bad(path, f"{found.name} is of shape {list(found.shape)}, where the others say {list(wanted.shape)}")
+            raise _bad(path, f"{found.name} is of shape {list(found.shape)}, where the others say {list(wanted.shape)}", advice)
         if found.dtype != "F32":
             raise ValueError(f"{path}: {found.name} is {found.dtype}, not F32; save the model in float32: "
                              "torch.save(model.float().state_dict(), …)")
     model = model.to_empty(device="cpu").eval().requires_grad_(False)
     for name, tensor in file_tensors(model).items():
-        tensor.copy_(saved[name].read())
+        tensor.copy_(saved[name].read().reshape(tensor.shape))
     return model
 
 
@@ -146,8 +147,8 @@ def _sizes(path: pathlib.Path, saved: dict[str, Saved], name: str, dims: int) ->
     return found.shape
 
 
-def _bad(path: pathlib.Path, what: str) -> ValueError:
-    return ValueError(f"{path}: {what}; {_ADVICE}")
+def _bad(path: pathlib.Path, what: str, advice: str = _ADVICE) -> ValueError:
+    return ValueError(f"{path}: {what}; {advice}")
 
 
 # ---- Files ----
