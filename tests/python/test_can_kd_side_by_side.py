@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
 from tests.support.on_device import run_checks, skip_without_torch
@@ -19,7 +19,9 @@ skip_without_torch()
 
 import plimsoll
 from plimsoll.recipes.can_kd import RECIPE
-from tests.support.python_can_kd import NAME, SMALL, events, make_set
+from plimsoll.recipes.can_kd._tasks import Data, Task
+from plimsoll.recipes.can_kd._training import Training
+from tests.support.python_can_kd import NAME, SIZES, SMALL, events, make_set
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TASKS = [f"{role}_{task}" for role in ("teacher", "student") for task in ("vgae", "gat_curriculum", "gat_normal", "fusion")]
@@ -189,6 +191,26 @@ def test_a_plan_names_the_batch_that_zero_chooses(graphs, train, tmp_path):
     zero, named = train("zero", batch_size=0, **given), train("named", batch_size=128, **given)
     assert zero["state_sha256"] == named["state_sha256"]
     assert [one["batch_size"] for one in events(tmp_path / "zero", "batch_size")] == [128]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("stage", ["autoencoder", "normal"])
+def test_a_step_leaves_no_tensor_behind(graphs, tmp_path, stage, accumulate):
+    def tensors():
+        gc.collect()
+        return sum(type(one) in (torch.Tensor, torch.nn.Parameter) for one in gc.get_objects())
+
+    options = RECIPE.options(data=str(graphs), **SIZES, batch_size=16, accumulate_grad_batches=accumulate)
+    with plimsoll.Governor("2GiB") as governor:
+        data = Data(governor, options)
+        training = Training(options, data, Task("teacher", stage), tmp_path)
+        steps, counts = training.batches(0, 0), []
+        for _ in range(4):
+            training.loss(next(steps)).backward()
+            counts.append(tensors())
+        steps.close()
+        data.close()
+    assert counts[1:] == counts[1:2] * 3
 
 
 def test_what_a_stage_lacks_is_named_before_anything_is_trained(train, tmp_path):

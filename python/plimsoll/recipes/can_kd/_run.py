@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from ...errors import NotFoundError
-from ._evaluate import Stopped, evaluate
+from ._evaluate import Stopped, evaluate, originals_of
 from ._fusion import Fusion
 from ._plan import plan_tasks, tightest
 from ._tasks import Data, Task, about_model, all_tasks, model_of, model_path, wanted_tasks
@@ -109,6 +109,7 @@ class CanKd:
             if self.notes["data"] != fingerprint:
                 raise ValueError(f"data: {self.options.data} is another set than the run began with ({fingerprint}, and was {self.notes['data']})")
             tasks = self._tasks()
+            originals_of(self.options)  # A file that does not fit is refused before anything is trained.
             if not self.options.batch_size:
                 self._choose_batch_size()
             if tasks and tasks[0].stage != "evaluation":
