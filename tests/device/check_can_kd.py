@@ -24,7 +24,9 @@ def test_can_kd_trains_on_the_device_to_the_losses_of_the_cpu(tmp_path):
     assert on["sim"]["status"] == "finished"
     there, here = (events(tmp_path / where, "step") for where in ("sim", "cpu"))
     assert [one["task"] for one in there] == [one["task"] for one in here]
-    assert [one["loss"] for one in there] == pytest.approx([one["loss"] for one in here], rel=1e-5, abs=1e-6)
+    for role, near in (("teacher", 1e-5), ("student", 1e-4)):  # A student is taught by what a teacher of other rounding says.
+        losses = [[one["loss"] for one in steps if one["task"].startswith(role)] for steps in (there, here)]
+        assert len(losses[0]) > 20 and losses[0] == pytest.approx(losses[1], rel=near, abs=1e-6), role
     for role in ("teacher", "student"):
         for name, found in on["cpu"]["evaluation"][role].items():
             assert on["sim"]["evaluation"][role][name]["test"]["all"]["auc"] == pytest.approx(found["test"]["all"]["auc"], abs=0.01)
