@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from ...errors import NotFoundError
-from ._evaluate import Stopped, evaluate
+from ._evaluate import Stopped, evaluate, originals_of
 from ._fusion import Fusion
 from ._plan import plan_tasks, tightest
 from ._tasks import Data, Task, about_model, all_tasks, model_of, model_path, wanted_tasks
@@ -35,6 +35,8 @@ from ._training import Training, is_taught, optimizer_of
 if TYPE_CHECKING:
     from ...run._run import Run
     from . import Options
+
+__all__ = ["CanKd", "evaluate_run", "originals_of"]
 
 Work = Training | Fusion
 
