@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from ... import kernels
 from ...data._graphs import GraphBatch
@@ -113,8 +114,17 @@ class Model(nn.Module):
         """run(*inputs), computed again for its gradients where the model says so."""
         if not (self.checkpointing and self.training and torch.is_grad_enabled()):
             return run(*inputs)
-        made: torch.Tensor = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
+        made: torch.Tensor = again_in_backward(run, *inputs)
         return made
+
+
+def again_in_backward(run: Callable[..., Any], *inputs: Any) -> Any:
+    """run(*inputs), whose activations are not kept: they are computed again when backward needs them.
+
+    To the end each time: where torch stops early, by an exception, an operator that saves its result would never let go of it.
+    """
+    with set_checkpoint_early_stop(False):
+        return checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 @dataclasses.dataclass(frozen=True)

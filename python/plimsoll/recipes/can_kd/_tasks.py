@@ -4,7 +4,7 @@
     autoencoder, curriculum, normal, fusion    of the teacher, then of the student; then evaluation
 
 Threads: the thread that trains.
-Memory:  8 bytes per training graph; a batch; the weights of the models that are loaded.
+Memory:  48 bytes per graph of the set; a batch; the weights of the models that are loaded.
 """
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from ... import kernels
 from ...data._data import SampleOrder
@@ -37,7 +36,7 @@ from ._losses import (
     graph_cross_entropies,
     graph_errors,
 )
-from ._models import Dense, Draws, Graphs, Model, Pass, file_tensors, graphs_of
+from ._models import Dense, Draws, Graphs, Model, Pass, again_in_backward, file_tensors, graphs_of
 from ._scores import score, youden_threshold
 from ._tasks import Data, Task, load_model, model_of, save_model, step_noise, weight_seed
 
@@ -256,8 +255,7 @@ class Training:
         losses, terms = [], []
         for graphs in step.batches:
             taught = self.teacher.answers(graphs, step.rehearsal) if self.teacher is not None else None
-            loss, parts = self._loss(graphs, taught) if len(step.batches) == 1 else checkpoint(
-                self._loss, graphs, taught, use_reentrant=False, preserve_rng_state=False)
+            loss, parts = self._loss(graphs, taught) if len(step.batches) == 1 else again_in_backward(self._loss, graphs, taught)
             self.model.remember()
             losses.append(loss)
             terms.append(parts)
