@@ -236,6 +236,9 @@ def test_published_students_are_evaluated_as_the_recipe_in_cpp_does(train, traff
         told, _ = _evaluate.evaluate(asked, data, tmp_path / "copy", True)
     assert list(told) == ["teacher", "original"] and list(told["original"]) == ["one", "two"]
     same(json.loads(json.dumps(told)), theirs)
-    os.rename(folder / "two.safetensors", os.fsencode(folder) + b"/caf\xe9.safetensors")
+    (folder / "three.safetensors").write_bytes(b"junk")
+    with pytest.raises(plimsoll.CorruptError, match="three.safetensors: is damaged"):
+        can_kd.before(asked)  # Before anything is trained.
+    os.rename(folder / "three.safetensors", os.fsencode(folder) + b"/caf\xe9.safetensors")
     with pytest.raises(ValueError, match="original_students: .*is not UTF-8; rename it"):
         _evaluate.originals_of(asked)

@@ -140,14 +140,17 @@ class Options(RunOptions):
 
 
 def before(options: Options) -> None:
-    """Checks the options. Errors: ValueError naming the option."""
+    """Checks the options, and that published students can be read. Errors: ValueError naming the option; of originals_of()."""
     for name in ("teacher_vgae_hidden_dims", "student_vgae_hidden_dims"):
         words = getattr(options, name).split(",")
         if not 2 <= len(words) <= 8 or any(not word.strip().isdecimal() or not 1 <= int(word) <= 65536 for word in words):
             raise ValueError(f"{name}: {getattr(options, name)!r} must be 2 to 8 whole numbers from 1 to 65536, such as 80,40,16")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("can-kd: the recipe in Python trains in one process; start one, without torchrun")
-    from . import _run  # noqa: F401  Its libraries count as held before the run.
+    from ._run import originals_of  # Its libraries count as held before the run.
+
+    if options.run_test or options.stage == "evaluation":
+        originals_of(options)
 
 
 def train(run: Run, options: Options) -> dict[str, Any]:

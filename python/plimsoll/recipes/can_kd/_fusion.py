@@ -88,7 +88,7 @@ def fusion_states(autoencoder: nn.Module, classifier: nn.Module, graphs: Graphs)
     """
     made, logits = autoencoder(graphs), classifier(graphs)
     chances = _doubles(torch.softmax(logits, 1))
-    errors, runs = _doubles(graph_errors(made, graphs)), graphs.runs.cpu().numpy()
+    errors, runs = _doubles(graph_errors(made, graphs)), graphs.runs.cpu().numpy().astype(np.int64)
     mse = _figures(np.square(_doubles(graphs.features) - _doubles(made.reconstruction)), runs)[0]
     entropy = -(chances * np.log(np.where(chances > 0, chances, 1.0))).sum(1)
     columns = [errors, mse, errors - mse, *_figures(_doubles(made.mean), runs), _figures(_doubles(made.log_variance), runs)[0],

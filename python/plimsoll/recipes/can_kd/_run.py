@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from ...run._run import Run
     from . import Options
 
+__all__ = ["CanKd", "evaluate_run", "originals_of"]
+
 Work = Training | Fusion
 
 

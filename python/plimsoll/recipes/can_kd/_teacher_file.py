@@ -195,7 +195,7 @@ def _in_archive(path: pathlib.Path) -> Iterator[Saved]:
     except Exception as error:  # Torch and zipfile raise many kinds for a damaged file.
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        raise CorruptError(f"{path}: is damaged, or no file of torch.save: {error}; {_ADVICE}") from error
+        raise CorruptError(f"{path}: is damaged, or no file of torch.save: {error}") from error
     for key in _WITHIN:
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
@@ -238,7 +238,7 @@ def _in_safetensors(path: pathlib.Path) -> Iterator[Saved]:
             tensor = file.get_slice(name)
             yield Saved(name, tensor.get_dtype(), tuple(tensor.get_shape()), functools.partial(file.get_tensor, name))
     except SafetensorError as error:
-        raise CorruptError(f"{path}: is damaged, or no safetensors file: {error}; {_ADVICE}") from None
+        raise CorruptError(f"{path}: is damaged, or no safetensors file: {error}") from None
 
 
 def _check_sum(path: pathlib.Path, digits: bytes) -> None:
