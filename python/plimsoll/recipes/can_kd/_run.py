@@ -111,7 +111,6 @@ class CanKd:
             if self.notes["data"] != fingerprint:
                 raise ValueError(f"data: {self.options.data} is another set than the run began with ({fingerprint}, and was {self.notes['data']})")
             tasks = self._tasks()
-            originals_of(self.options)  # A file that does not fit is refused before anything is trained.
             if not self.options.batch_size:
                 self._choose_batch_size()
             if tasks and tasks[0].stage != "evaluation":
