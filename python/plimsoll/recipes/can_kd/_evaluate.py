@@ -10,6 +10,7 @@ Threads: the thread that trains.   Memory: one role's models; 24 bytes per graph
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Callable, Iterator
@@ -122,12 +123,12 @@ def _detectors_of(options: Options, data: Data, role: str, folder: pathlib.Path)
     believed: Any = None
     if model_path(folder, Task(role, "autoencoder")).exists():
         autoencoder = load_model(options, data, Task(role, "autoencoder"), folder)
-        yield _Detector(role, "vgae", _count(autoencoder), lambda graphs: _errors(autoencoder, data, graphs), False, True)
+        yield _Detector(role, "vgae", _count(autoencoder), functools.partial(_errors, autoencoder, data), False, True)
     for stage, name in _CLASSIFIERS.items():
         if model_path(folder, Task(role, stage)).exists():
             classifier = load_model(options, data, Task(role, stage), folder)
             believed = classifier if stage == options.fusion_gat else believed
-            yield _Detector(role, name, _count(classifier), lambda graphs, asked=classifier: _chances(asked, data, graphs),
+            yield _Detector(role, name, _count(classifier), functools.partial(_chances, classifier, data),
                             is_part=classifier is believed)
     if model_path(folder, Task(role, "fusion")).exists() and autoencoder is not None and believed is not None:
         network = load_fusion(options, data, role, folder)

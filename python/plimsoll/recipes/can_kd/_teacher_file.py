@@ -204,7 +204,7 @@ def _in_archive(path: pathlib.Path) -> Iterator[Saved]:
     for name, tensor in state.items():
         if isinstance(name, str) and isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
             dtype = _TYPES.get(str(tensor.dtype).removeprefix("torch."), "I64")
-            yield Saved(name, dtype, tuple(tensor.shape), lambda tensor=tensor: tensor)
+            yield Saved(name, dtype, tuple(tensor.shape), functools.partial(torch.detach, tensor))
 
 
 def _state_of(path: pathlib.Path) -> Any:
