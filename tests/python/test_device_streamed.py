@@ -7,3 +7,7 @@ skip_without_torch()
 
 def test_frozen_weights_stream_to_a_device():
     run_checks("streamed")
+
+
+def test_what_is_tied_streams_to_a_device():
+    run_checks("tied")
