@@ -77,7 +77,8 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
     is compared: with other files, or damaged ones, CorruptError names file and tensor when it is read, for the first
     time or after the file was written. So a run goes on, streamed or resident, from the same files alone.
     Outside of its block a streamed parameter has its shape and dtype and no values: RuntimeError names it. In a
-    forked process the model does not run. Caches of keys and values are left out where gradients are made.
+    forked process the model does not run. Caches of keys and values are left out where gradients are made. A block runs again
+    as a whole: torch.utils.checkpoint goes around it or not at all, never around a part within.
     Memory:  slots × the largest block, 4 MiB, and cache_bytes, leased when it is made. With a device two slots of the host's, and
              `slots` there.
     Errors:  BudgetExceeded; ValueError naming the argument or the parameter; NotFoundError; CorruptError; OSError. A model that did
