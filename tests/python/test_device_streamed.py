@@ -11,6 +11,10 @@ def test_frozen_weights_stream_to_a_device():
     run_checks("streamed")
 
 
+def test_each_allocation_of_a_streamed_step_is_refused_in_turn():
+    run_checks("refused_streams")
+
+
 def test_what_is_tied_streams_to_a_device():
     run_checks("tied")
 
