@@ -28,6 +28,8 @@ class TuningOptions(DeviceOptions):
     method: str = option("lora", "What is trained: adapters of low rank, or all weights", choices=("lora", "full"))
     weights: str = option("auto", "Where frozen weights are: in memory, or on disk and read ahead of use",
                           choices=("auto", "resident", "streamed"), decides_bits=False)
+    base: str = option("as-saved", "Frozen linear maps of blocks: as the model's files have them, or in 4.5 (nf4) or 8 (int8) bits a number, by "
+                                   "bitsandbytes", choices=("as-saved", "nf4", "int8"))
     gradient_checkpointing: str = option("auto", "Activations are made again in backward, and not kept",
                                          choices=("auto", "on", "off"), decides_bits=False)
     dtype: str = option("bfloat16", "Type of products, and of frozen weights; trained ones are float32",
@@ -106,6 +108,14 @@ def before(options: TuningOptions) -> None:
         raise ValueError("patience: it counts evaluations; say how often with eval_every_n_steps")
     if options.dora and options.weights == "streamed":
         raise ValueError("weights: adapters of DoRA begin with the weights' norms; say resident, or leave dora out")
+    if options.base != "as-saved":
+        if options.method == "full" and options.profile != "auto":
+            raise ValueError(f"base: all weights are trained, and none of them is {options.base}; say as-saved, or --method lora")
+        if options.dora:
+            raise ValueError(f"base: adapters of DoRA begin with the weights' norms, which {options.base} has not; say as-saved, or leave dora out")
+        from ...training._quantised import bitsandbytes
+
+        bitsandbytes()
     if options.device_name() != "cpu" and (why := options.on_processor_because()):
         raise ValueError(f"{why}, or --device cpu")
     from ._choice import choose
