@@ -149,11 +149,11 @@ class Queue:
         return job["state"] not in OVER
 
     def log_of(self, number: int) -> str:
-        """File with what a job printed."""
+        """Returns the path of the file with a job's output."""
         return str(self.folder / "logs" / f"{number}.log")
 
     def lock_runner(self) -> int:
-        """A descriptor whose lock is the right to run the queue, of this process alone. Errors: ValueError naming who has it."""
+        """Returns a descriptor with the lock that lets this process alone run the queue. Errors: ValueError naming the process that holds it."""
         lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # A child that outlives this process has no part in it.
@@ -179,7 +179,7 @@ def _checksum(values: list[Any]) -> int:
 
 
 def health_of(job: Job) -> tuple[int, list[str]]:
-    """How well a job fares, from 0 to 100, and what it lost points for (docs/guide/jobs.md)."""
+    """Returns the health of a job, from 0 to 100, and what it lost points for (docs/guide/jobs.md)."""
     peak, limit, deaths, rules = job["peak_bytes"], job["limit_bytes"], job["deaths"], [one["rule"] for one in job["incidents"]]
     peaked = f"{'passed' if peak > limit else 'came near'} its limit: {_core.format_bytes(peak)} at its peak, of {_core.format_bytes(limit)}"
     lost = [(50 * (job["state"] == "failed"), "failed"),

@@ -100,7 +100,7 @@ def _words(pattern: str) -> re.Pattern[bytes]:
 
 
 def find_incident(rules: Sequence[Rule], status: int, event: str, lines: Sequence[str]) -> dict[str, str] | None:
-    """The first rule that matches how a job ended, or what it printed. lines: of each rule, what matched; "" for nothing."""
+    """Returns the first rule that matches the end of a job, or its output. lines: for each rule, the line that matched; "" for none."""
     for at, rule in enumerate(rules):
         evidence = f"status {status}" if status in rule.status else f"event {event}" if event in rule.event else "".join(lines[at:at + 1])
         if evidence:

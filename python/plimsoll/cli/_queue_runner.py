@@ -33,7 +33,7 @@ _FULL = ("full", "disk I/O error", "unable to open database file")  # How SQLite
 
 
 def minute_of_day() -> int:
-    """Minute of the local day now, from 0 to 1439."""
+    """Returns the minute of the local day now, from 0 to 1439."""
     now = time.localtime()
     return 60 * now.tm_hour + now.tm_min
 
@@ -49,7 +49,9 @@ class Runner:
 
     def __init__(self, queue: Queue, *, wait: bool = False, pause: Sequence[Hours] = (), rules: Sequence[Rule] = tuple(USUAL),
                  grace: float = 30, tell: Callable[[str], None] = print, minute: Callable[[], int] = minute_of_day) -> None:
-        """wait: goes on when nothing is left. pause: no job starts then. grace: seconds from being asked to end to being killed."""
+        """Takes the options. wait: goes on when no job is left. pause: hours in which no job starts. grace: seconds between asking a job to
+        end and killing it.
+        """
         self.queue, self.wait, self.pause, self.rules, self.grace, self.tell, self.minute = queue, wait, pause, rules, grace, tell, minute
         self.report: dict[str, Any] = {"done": 0, "failed": 0, "cancelled": 0, "left": 0, "asked": False}
         self._running: _Running | None = None
@@ -121,7 +123,7 @@ class Runner:
                 self.tell(f"job {number}: {job['why']}")
 
     def _read(self, number: int) -> Job | None:
-        """None for one that is damaged, which is then passed over, or was removed meanwhile."""
+        """Reads a job. Returns None if it is damaged, and then skipped, or was removed meanwhile."""
         try:
             return self.queue.read(number)
         except CorruptError as error:
@@ -187,7 +189,7 @@ class Runner:
             self._change(one.job["id"], lambda job: job.update(progress=progress))
 
     def _pause_run(self, one: _Running, progress: str) -> None:
-        """In hours of pause a run of the job is paused, as by `plimsoll pause`; its time stands still."""
+        """Pauses a run of the job in hours of pause, as `plimsoll pause` does; its time stands still."""
         one.paused_for += _LOOK_EVERY_S if one.paused else 0
         if self._paused() and not one.paused and progress:
             run = os.path.join(one.job["directory"], progress.rpartition(": ")[0])
@@ -219,7 +221,7 @@ class Runner:
         self.tell(f"job {job['id']} {job['state']}: {job['why']}")
 
     def _decide(self, job: Job, one: _Running, end: dict[str, Any]) -> None:
-        """A run that is asked to end commits, and ends with status 0: that is no end of the job."""
+        """Decides the state of a job whose start has ended. A run that is asked to end commits and ends with status 0, which does not end the job."""
         status, stopped = end["status"], one.late or end.get("ending") == "stopped"
         if job["cancel"] and (one.start.asked or stopped or status):
             job.update(state="cancelled", why=f"cancelled; {job['why']}")

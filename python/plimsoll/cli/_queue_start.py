@@ -36,7 +36,7 @@ class Start:
     """Its children wait for go(): when the runner dies before, nothing runs. Errors: OSError."""
 
     def __init__(self, job: Job, log: str, rules: Sequence[Rule], mask: set[int]) -> None:
-        """mask: signals that the job finds blocked."""
+        """Starts the job. mask: signals that are blocked in it."""
         self.asked, self._deadline, runner = False, 0.0, os.getpid()
         self._found, self._note, self._report = (os.memfd_create(f"plimsoll-{name}") for name in ("incidents", "progress", "report"))
         source, sink = os.pipe()
@@ -52,7 +52,7 @@ class Start:
             os.write(self._go, b"g")
 
     def progress(self) -> str:
-        """Last words of a run in the job: "runs/a: step 400"."""
+        """Returns the last progress of a run in the job: "runs/a: step 400"."""
         return os.pread(self._note, 4096, 0).rstrip(b"\0").decode(errors="replace")
 
     def ask(self, grace: float) -> None:
@@ -62,7 +62,7 @@ class Start:
             os.kill(self.guard, signal.SIGTERM)
 
     def look(self) -> dict[str, Any] | None:
-        """Result of a start that has ended: as `plimsoll run --json`, with `told`, `status`, and `lines` that rules matched."""
+        """Returns the result of a start that has ended, else None: that of `plimsoll run --json`, with `told`, `status`, and `lines` that rules matched."""
         pid, waited = os.waitpid(self.guard, os.WNOHANG)
         if not pid:
             if self.asked and time.monotonic() >= self._deadline:
@@ -187,7 +187,7 @@ def _new_log(path: str, before: int) -> int:
 
 
 def stat_of(pid: int | str) -> list[str]:
-    """State, parent and the rest of what the kernel says of a process; [] where it has ended."""
+    """Returns the state, the parent and the further fields of /proc/PID/stat; [] for a process that has ended."""
     with contextlib.suppress(OSError):
         fields = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace").rsplit(")", 1)[1].split()
         return [] if fields[0] == "Z" else fields
@@ -195,7 +195,7 @@ def stat_of(pid: int | str) -> list[str]:
 
 
 def began(pid: int) -> int:
-    """Time at which a process began, in the kernel's ticks; 0 where it has ended."""
+    """Returns the time at which a process began, in the kernel's ticks; 0 if it has ended."""
     return int((stat_of(pid) or ["0"] * 20)[19])
 
 

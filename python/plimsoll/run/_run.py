@@ -229,17 +229,17 @@ class Run:
     def embedding(self, name: str, *, rows: int, dim: int, optimizer: Optimizer | None = None,
                   init: Zeros | Normal | Uniform | None = None, dtype: str = "float32", store_bytes: int | str = 0, batch_rows: int = 4096,
                   ids: Callable[[], Any] | None = None, layout: str = "any_order", order_seed: int = 0, io_threads: int = 8) -> Vectors:
-        """One trainable row for each id from 0 to rows − 1, or of `ids`, on disk: a torch.nn.Module (see Vectors).
+        """Makes a torch.nn.Module with one trainable row, on disk, for each id from 0 to rows − 1, or each of `ids` (see Vectors).
 
             vectors = run.embedding("items", rows=10_000_000, dim=64, optimizer=plimsoll.AdamW(lr=0.03))
             vectors(ids)                     # int64 [...] -> float32 [..., 64], with autograd
 
-        ids: makes the ids of a new table, int64 [rows]; of one process without virtual_workers.
-        All else: as EmbeddingStore.open(), layout and order_seed of a new table. Without a value, that has
-        optimizer=plimsoll.AdamW(lr=0.001) and init=plimsoll.Normal(std=0.01) with the run's seed; print(vectors) names
-        the optimizer. With virtual_workers, or several ranks, a DealtVectors: each rank has a
-        table of the rows that are its own, and store_bytes is per rank.
-        Errors: as EmbeddingStore.open(); ValueError for another table than the run's, with both values.
+        ids: makes the ids of a new table, int64 [rows]; only for one process without virtual_workers.
+        Other arguments: those of EmbeddingStore.open(); layout and order_seed are for a new table. By default, that has
+        optimizer=plimsoll.AdamW(lr=0.001) and init=plimsoll.Normal(std=0.01) with the run's seed; print(vectors) shows
+        the optimizer. With virtual_workers or several ranks, returns a DealtVectors: each rank has a
+        table of the rows it owns, and store_bytes is per rank.
+        Errors: those of EmbeddingStore.open(); ValueError for another table than the run's, with both values.
         """
         from ..rows._rank_rows import DealtTable
         from ._run_embedding import DealtVectors, Vectors
@@ -263,7 +263,7 @@ class Run:
         return made
 
     def _opened(self, name: str, rows: int, ids: Callable[[], Any] | None, new: dict[str, Any], **options: Any) -> EmbeddingStore:
-        """This process's table, moved here first where another number of ranks had it. new: what only a new table is given."""
+        """Opens this rank's table, after it was made from the tables of another number of ranks if need be. new: options for a new table only."""
         def made(path: str | os.PathLike[str], at_step: int | None = None) -> EmbeddingStore:
             with self._folders.which(rows, path, ids) as which:
                 return EmbeddingStore.open(self.governor, path, at_step=at_step, **which, **({} if is_table(path) else new), **options)

@@ -47,8 +47,8 @@ class TableFolders:
 
     @contextlib.contextmanager
     def which(self, rows: int, path: str | os.PathLike[str], ids: Callable[[], Any] | None = None) -> Iterator[dict[str, Any]]:
-        """Which rows EmbeddingStore.open() makes the table at `path` of: of the ids from 0 to rows − 1 those of this rank, in their order.
-        ids: makes those of a table of one process.
+        """Yields the arguments of EmbeddingStore.open() that choose this rank's rows, among ids from 0 to rows − 1, for the table at `path`.
+        ids: makes the ids of a table of one process.
 
         Yields {} if the table exists: it was made so, and the commit's record of it is compared elsewhere. During the block the
         ids are in an unnamed file in the run's folder. Errors: OSError.

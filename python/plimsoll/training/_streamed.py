@@ -348,7 +348,7 @@ def _blocks_of(model: Any) -> list[_Block]:
 
 
 def _counted(module: Any) -> tuple[collections.Counter[int], collections.Counter[int]]:
-    """How often each of its modules, and each parameter, is there by any way; by id."""
+    """Returns how often each module, and each parameter, occurs in the module, by id."""
     parts = [part for _, part in module.named_modules(remove_duplicate=False)]
     return collections.Counter(map(id, parts)), collections.Counter(id(one) for part in parts for one in part._parameters.values())
 
@@ -393,7 +393,7 @@ def _must_be_on_the_host(model: Any, has_files: bool, moves: bool) -> None:
 
 
 def _must_be_values(blocks: list[_Block]) -> None:
-    """Errors: ValueError naming a parameter that has more than them, such as one of bitsandbytes' Linear4bit."""
+    """Raises ValueError naming a parameter that is more than its values, such as one of bitsandbytes' Linear4bit."""
     import torch
 
     for owned in (owned for block in blocks for owned in block.owned):
@@ -413,7 +413,7 @@ def _room(governor: Governor, device: torch.device | None) -> Callable[[], int]:
 
 
 def _names_of(model: Any, frozen: bool = False) -> dict[int, list[str]]:
-    """By a parameter's id: files have one that is in several places under one of its names. frozen: of those without gradients."""
+    """Returns the names of each parameter, by its id: a file has a shared one under one of its names. frozen: only parameters without gradients."""
     names: dict[int, list[str]] = {}
     for name, one in model.named_parameters(remove_duplicate=False):
         if not (frozen and one.requires_grad):
@@ -422,7 +422,7 @@ def _names_of(model: Any, frozen: bool = False) -> dict[int, list[str]]:
 
 
 def _place_of(owned: _Owned, places: dict[str, Place], names: Iterable[str] = ()) -> Place:
-    """names: under which it may be there, beside its full one. Errors: ValueError: it is not there, or is another."""
+    """Returns the parameter's place in the files. names: other names that it may have there. Errors: ValueError where it is missing or differs."""
     found = next(filter(None, (found_in(name, owned, places) for name in (owned.full_name, *names))), None)
     if found is None:
         raise ValueError(f"files: none has {plain(owned.full_name)}, a frozen parameter of the model")
@@ -467,7 +467,7 @@ def _fill(model: Any, blocks: list[_Block], places: dict[str, Place], streamed: 
 
 @contextlib.contextmanager
 def _there(governor: Governor, model: Any, streamed: list[_Block], slots: int, device: torch.device | None) -> Iterator[None]:
-    """Inside, the model comes to the device. Errors: BudgetExceeded, if that has a limit, naming what is needed and what there is."""
+    """Brings the model to the device inside the block. Errors: BudgetExceeded, if the device has a limit, naming the need and the room."""
     import torch
 
     memory = None if device is None else governor.device_memory(device)

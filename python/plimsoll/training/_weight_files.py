@@ -112,7 +112,7 @@ def places_in(files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) 
 
 
 def _header_of(path: pathlib.Path) -> tuple[dict[str, Any], int, int]:
-    """(what it says, its bytes, those of the file)"""
+    """Returns (the header, its bytes, the file's bytes)."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -176,18 +176,18 @@ def names_in(model: Any, names: Iterable[str]) -> dict[str, str]:
 
 
 def renamed(model: Any, places: dict[str, Place]) -> dict[str, Place]:
-    """By the model's names."""
+    """Returns the places by the model's names."""
     names = names_in(model, places)
     return {names[name]: place for name, place in places.items()}
 
 
 def plain(name: str) -> str:
-    """Without what PEFT has added."""
+    """Returns the name without PEFT's additions."""
     return name.replace("base_model.model.", "", 1).replace(".base_layer", "")
 
 
 def found_in(full_name: str, tensor: Any, places: dict[str, Place]) -> Place | None:
-    """Where the values of something of this dtype and shape are. Errors: ValueError: it is another."""
+    """Returns the place with the values of a tensor of this dtype and shape, or None. Errors: ValueError where dtype or shape differ."""
     short = plain(full_name)
     found = places.get(full_name) or places.get(short)
     if found is None:
@@ -204,9 +204,9 @@ def found_in(full_name: str, tensor: Any, places: dict[str, Place]) -> Place | N
 
 
 def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor], values: Iterable[torch.Tensor] | None = None, made_of: str = "") -> None:
-    """One file of them, beside its name first. Errors: OSError; ValueError for a dtype that has no name there.
+    """Writes `tensors` to one safetensors file, which appears whole. Errors: OSError; ValueError for a dtype that safetensors lacks.
 
-    values: theirs, in the order of `tensors`, which then may be on the meta device. made_of: what made_of() says of the file.
+    values: the values, in the order of `tensors`, which then may be on the meta device. made_of: text that made_of() returns for the file.
     """
     names = {kind: text for text, kind in _KINDS.items()}
     header: dict[str, Any] = {"__metadata__": {_MADE_OF: made_of}} if made_of else {}
@@ -226,7 +226,7 @@ def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor], values: 
 
 
 def made_of(path: pathlib.Path) -> str:
-    """Returns what write_tensors() was told of the file; "": nothing, or there is none."""
+    """Returns the text that write_tensors() stored in the file; "" for none, or for no file."""
     try:
         return str(_header_of(path)[0].get("__metadata__", {}).get(_MADE_OF, ""))
     except (NotFoundError, CorruptError):

@@ -172,7 +172,7 @@ class Fusion:
         return [one for one in self.network.parameters() if one.requires_grad]
 
     def clip(self) -> None:
-        """Gradients are not clipped: Huber's loss bounds them."""
+        """Does nothing: Huber's loss bounds the gradients."""
 
     def loss(self, episode: int) -> torch.Tensor:
         """Plays an episode into the ring, and returns the loss of a sample of the ring. Made again it is the same."""

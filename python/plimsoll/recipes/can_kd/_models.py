@@ -111,7 +111,7 @@ class Model(nn.Module):
         return Pass(self.training, graphs.noise, rate if self.training else 0.0, self.bf16 and self.training)
 
     def layer(self, run: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
-        """run(*inputs), computed again for its gradients where the model says so."""
+        """Returns run(*inputs). With gradient checkpointing, backward computes it again."""
         if not (self.checkpointing and self.training and torch.is_grad_enabled()):
             return run(*inputs)
         made: torch.Tensor = again_in_backward(run, *inputs)
@@ -119,9 +119,10 @@ class Model(nn.Module):
 
 
 def again_in_backward(run: Callable[..., Any], *inputs: Any) -> Any:
-    """run(*inputs), whose activations are not kept: they are computed again when backward needs them.
+    """Returns run(*inputs) without keeping its activations: they are computed again when backward needs them.
 
-    To the end each time: where torch stops early, by an exception, an operator that saves its result would never let go of it.
+    Each time run() is made to its end. Where torch stops early, by an exception, an operator that saves its result would never
+    let go of it.
     """
     with set_checkpoint_early_stop(False):
         return checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)

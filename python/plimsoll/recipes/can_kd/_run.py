@@ -45,7 +45,7 @@ class Epochs:
     """Batches of a task for run.steps(), which begin at any place."""
 
     def __init__(self, work: Work, before: int) -> None:
-        """before: epochs of the run before this task."""
+        """Begins the count at epoch 0 of a task. before: epochs of the run before this task."""
         self._work, self._before = work, before
         self._epoch = self._position = 0
 
@@ -91,7 +91,7 @@ class CanKd:
     """One life of a run."""
 
     def __init__(self, run: Run, options: Options) -> None:
-        """Errors: ValueError for several ranks; those of the graph set."""
+        """Opens the data. Errors: ValueError for several ranks; those of the graph set."""
         if run.group.count > 1:
             raise ValueError("can-kd: the recipe in Python trains in one process; start one, without torchrun")
         self.run, self.options, self.folder = run, options, pathlib.Path(run.path)
@@ -151,7 +151,7 @@ class CanKd:
                 + ("; or give --teacher-path, or train without a teacher: --use-kd false" if needed.role != by.role else ""))
 
     def _choose_batch_size(self) -> None:
-        """batch_size = 0 becomes a number here, once, and is part of the run from its first commit on."""
+        """Replaces batch_size = 0 by the planned number, once. It is part of the run from the first commit on."""
         if not self.notes["batch_size"]:
             plans = plan_tasks(self.options, self.data, self.run.governor)
             least = plans[tightest(plans)]

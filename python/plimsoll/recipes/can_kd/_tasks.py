@@ -84,7 +84,7 @@ class Data:
     """The graphs of a run, and which are for what."""
 
     def __init__(self, governor: Governor, options: Options) -> None:
-        """Errors: ValueError where there is nothing to train on; those of GraphSet.open()."""
+        """Opens the graph set. Errors: ValueError where it has no graph to train on; those of GraphSet.open()."""
         self.set = GraphSet.open(governor, options.data, cache_bytes=None if options.cache_bytes < 0 else options.cache_bytes)
         self.ids = self.set.table_rows
         self.train, self.test = self.set.split("train"), self.set.split("test")

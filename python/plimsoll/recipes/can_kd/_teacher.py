@@ -33,8 +33,10 @@ class Teacher:
 
     def __init__(self, options: Options, data: Data, task: Task, weights: pathlib.Path | None, governor: Governor,
                  cache: pathlib.Path | None) -> None:
-        """weights: a file of a teacher; None: an untrained one, for plans. cache: file for its answers, made anew. Errors: those of load_teacher(); OSError; ValueError
-        where the cache does not fit the disk limit."""
+        """Loads the teacher. weights: a file of its weights; None: an untrained one, for plans. cache: a file for its answers, made anew.
+
+        Errors: those of load_teacher(); OSError; ValueError where the cache exceeds the disk limit.
+        """
         self._options, self._task, self._data, self._weights = options, task, data, weights
         self._released, self._every = options.offload_teacher_to_cpu, options.clear_cache_every_n
         self.stats = {"asked": 0, "cached": 0, "cleared": 0, "loads": 0}

@@ -117,7 +117,7 @@ class Training:
     """Trains the autoencoder or the classifier of one task."""
 
     def __init__(self, options: Options, data: Data, task: Task, folder: pathlib.Path, teacher: Teacher | None = None) -> None:
-        """folder: the run's. teacher: the one to learn from."""
+        """Makes the model and optimizer of a task. folder: that of the run. teacher: the one to learn from."""
         self.options, self.task, self._data, self._folder, self.teacher = options, task, data, folder, teacher
         self._autoencoder = task.stage == "autoencoder"
         seed = weight_seed(options, task)

@@ -51,7 +51,7 @@ class Evaluation:
 
     def __init__(self, model: Model, pairs: Pairs, table: EmbeddingStore, *, batch_size: int, eval_pairs: int,
                  asked: Callable[[], bool] = lambda: False) -> None:
-        """table: the conditions. eval_pairs: most held-out pairs. asked: whether to cut it short."""
+        """Chooses the held-out pairs. table: the conditions. eval_pairs: most held-out pairs. asked: whether to end early."""
         self._model, self._pairs, self._table = model, pairs, table
         self._batch_rows, self._asked = min(batch_size, _TRAIN_ROWS), asked
         self._held = pairs.held_out(eval_pairs)
@@ -149,7 +149,7 @@ class Ranked:
         self._begin = torch.from_numpy(np.append(begins, len(held.ids))).to(device)  # First pair of each group, and the end.
 
     def images(self, turns: Turns) -> Found:
-        """Each text looks for its image among one image a group."""
+        """Ranks, for each text, its image among one image per group."""
         found = Found(len(self._ids), self._pairs.device)
         for part, raw in _parts(turns):
             for begin, end in _blocks(0, len(self._ids), len(self._ids), _QUERIES):
@@ -179,7 +179,7 @@ class Ranked:
         return ranks
 
     def texts(self, turns: Turns) -> Found:
-        """Each image looks for its texts among all: its rank is its best text's, its precision the mean over its texts'."""
+        """Ranks, for each image, its texts among all. Its rank is that of its best text, its precision the mean over its texts."""
         found = Found(len(self._firsts), self._pairs.device)
         for part, raw in _parts(turns):
             sums = torch.zeros(len(self._firsts), len(part.cosine), device=self._pairs.device)

@@ -27,7 +27,7 @@ class Loss:
     """Computes the loss of a batch. `terms` has the last one's terms by name, unweighted; 0 where one was not computed."""
 
     def __init__(self, model: Model, weights: dict[str, float], temperature: float, seed: int, *, recompute: bool) -> None:
-        """recompute: encodes the tiles of a batch a second time in backward (gradient caching): less memory, the same bits."""
+        """Takes the weights of the terms. recompute: encodes the tiles of a batch again in backward (gradient caching): less memory, the same bits."""
         self.model, self._weights, self._temperature = model, weights, temperature
         self._seed, self._recompute = seed, recompute
         self.terms: dict[str, torch.Tensor | float] = dict.fromkeys(TERMS, 0.0)
@@ -81,7 +81,7 @@ def pick_neighbours(nearest: torch.Tensor, ids: torch.Tensor, seed: int, epoch: 
 
 
 def laplacian(cosine: torch.Tensor, conditions: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
-    """Close conditions act alike."""
+    """Computes the loss by which close conditions act alike."""
     square = (conditions - conditions[picked]).square().sum(1)
     equal = square == 0  # The distance has no gradient there.
     distance = square.masked_fill(equal, 1.0).sqrt().masked_fill(equal, 0.0)
@@ -89,7 +89,7 @@ def laplacian(cosine: torch.Tensor, conditions: torch.Tensor, picked: torch.Tens
 
 
 def radius_order(best: torch.Tensor, cosine: torch.Tensor, radius: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """Among neighbours in angle, the condition with the larger radius turns its text further."""
+    """Computes the loss by which, among neighbours in angle, the condition with the larger radius turns its text further."""
     near = (cosine > math.cos(math.radians(_RADIUS_DEGREES))).nonzero().squeeze(1)[:_RADIUS_PAIRS]
     if not len(near):
         return length.sum() * 0
@@ -100,7 +100,7 @@ def radius_order(best: torch.Tensor, cosine: torch.Tensor, radius: torch.Tensor,
 
 
 def rotation(model: Model, text: torch.Tensor, radius: torch.Tensor) -> torch.Tensor:
-    """Four conditions a quarter turn apart move texts in unrelated directions."""
+    """Computes the loss by which four conditions a quarter turn apart move texts in unrelated directions."""
     text, mean = text[:_ROTATION_TEXTS], radius.detach().mean()
     anchors = torch.zeros(4, model.shape.label_dim, device=text.device)
     anchors[0, 0] = anchors[1, 1] = mean
