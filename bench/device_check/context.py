@@ -77,7 +77,7 @@ def _workspaces(device: Device) -> list[int]:
     """Returns what torch's allocator reserves for the first product of this thread, and of a second one."""
     import torch
 
-    a, b, out = (torch.ones(512, 512, dtype=torch.bfloat16, device=device.name) for _ in range(3))
+    a, b, out = (torch.ones(512, 512, dtype=torch.float32, device=device.name) for _ in range(3))
 
     def product() -> int:
         torch.mm(a, b, out=out)

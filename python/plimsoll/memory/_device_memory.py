@@ -17,11 +17,10 @@ from ._cards import Card
 
 _MIB = 1 << 20
 _NEEDED = ("empty_cache", "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved", "reset_peak_memory_stats",
-           "memory_stats", "set_per_process_memory_fraction")
+           "set_per_process_memory_fraction")
 _AROUND = "PLIMSOLL_DEVICE_MEMORY_LIMIT"  # Set by `plimsoll run --device-memory-limit`.
 _OF_FREE = 0.95  # Default limit, as a share of the free memory.
 _LEFT_OVER = 1.0 / 16  # Share of a step's peak added to it: the allocator's fragmentation varies.
-_SMALL_SEGMENT, _LARGE_SEGMENT = 2 * _MIB, 20 * _MIB  # Bytes that torch's allocator reserves at once, for blocks up to 1 and 10 MiB.
 
 
 _imposed: dict[Any, DeviceMemory] = {}  # The last one made for each device, which alone may lift the limit.
@@ -128,13 +127,9 @@ class DeviceMemory:
         return max(self._peak, int(self._module.max_memory_reserved(self._index)))
 
     def peak_bytes(self) -> int:
-        """Returns the most bytes reserved since begin_peak(), plus room for the allocator's fragmentation.
-
-        The room is a sixteenth, and at least one segment, as the allocator reserves whole segments.
-        """
+        """Returns the most bytes reserved since begin_peak(), plus a sixteenth for the allocator's fragmentation."""
         peak = int(self._module.max_memory_reserved(self._index))
-        large = self._module.memory_stats(self._index).get("segment.large_pool.peak", 0) > 0
-        return peak + max(int(peak * _LEFT_OVER), _LARGE_SEGMENT if large else _SMALL_SEGMENT)
+        return peak + int(peak * _LEFT_OVER)
 
     def held(self) -> dict[str, int]:
         """Returns the bytes held, by name. peak_bytes is the most that context and reserved memory were together."""
