@@ -99,32 +99,6 @@ def played(work, episodes=None):
     return losses, terms
 
 
-@pytest.fixture
-def work_of(base, traffic):
-    """Makes the fusion of the base run's teacher."""
-    with plimsoll.Governor("4GiB") as governor, contextlib.ExitStack() as ends:
-        def make(**options):
-            asked = can_kd.Options(data=str(traffic), **{**SMALL, **options})
-            data = ends.enter_context(contextlib.closing(_tasks.Data(governor, asked)))
-            return _fusion.Fusion(asked, data, "teacher", base)
-
-        yield make
-
-
-def played(work, episodes=None):
-    """(losses, rewards) of a fusion's steps, each made with Adam."""
-    adam = torch.optim.Adam(work.trained(), lr=work.rate, weight_decay=work.weight_decay)
-    losses, terms = [], []
-    for episode in work.batches(0, 0) if episodes is None else episodes:
-        loss = work.loss(episode)
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-        losses.append(loss.item())
-        terms.append(work.made(losses[-1], episode))
-    return losses, terms
-
-
 @pytest.fixture(scope="module")
 def base(traffic, program, tmp_path_factory):
     """A run of the recipe in C++ with a teacher's models, its fusion among them."""

@@ -182,14 +182,14 @@ def test_a_limit_that_is_too_small_is_refused_with_one_that_does(train, hidden, 
     assert train("large", memory_limit=named, **given)["status"] == "finished"
 
 
-def test_a_plan_names_the_batch_that_zero_chooses(graphs, train, tmp_path):
+def test_a_plan_names_the_batch_that_auto_chooses(graphs, train, tmp_path):
     given = {"stage": "normal", "batch_size_max": 128}
     plan = plimsoll.plan(NAME, data=graphs, **{key: value for key, value in {**SMALL, **given}.items() if key != "progress"})
     assert list(plan["tasks"]) == ["teacher_gat_normal", "student_gat_normal"]
     assert plan["batch_size"] == plan["tasks"][plan["task"]]["batch_size"] == 128 and plan["tasks"][plan["task"]]["label"] in ("exact", "bounded")
-    zero, named = train("zero", batch_size=0, **given), train("named", batch_size=128, **given)
-    assert zero["state_sha256"] == named["state_sha256"]
-    assert [one["batch_size"] for one in events(tmp_path / "zero", "batch_size")] == [128]
+    auto, named = train("auto", batch_size="auto", **given), train("named", batch_size=128, **given)
+    assert auto["state_sha256"] == named["state_sha256"]
+    assert [one["batch_size"] for one in events(tmp_path / "auto", "batch_size")] == [128]
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

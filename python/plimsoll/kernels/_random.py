@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers that are functions of (seed, stream, index): first weights of models, and seeds of steps.
+"""Random numbers that are functions of (seed, stream, index): first weights of models, masks, and seeds of steps.
 
 Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC'11), Philox-4x32-10.
 """
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-_WORD = (1 << 64) - 1
-_PART = 1 << 18  # Blocks at once: a few megabytes of words.
+_LOW, _WORD = 0xFFFFFFFF, (1 << 64) - 1
+_PART = 1 << 18  # Blocks at once: some tens of megabytes of words.
 
 
 def mix64(value: int) -> int:
@@ -22,39 +22,44 @@ def mix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def philox(seed: int, stream: int, counters: np.ndarray) -> np.ndarray:
-    """Computes four random words of 32 bits for each counter.
+def philox(seed: int, streams: torch.Tensor | int, counters: torch.Tensor | int) -> torch.Tensor:
+    """Computes four random words of 32 bits for each pair of a stream and a counter.
 
-    seed, stream: numbers from 0 to 2^64 − 1. counters: uint64 [n].
-    Returns: uint32 [n, 4]; a row is a function of (seed, stream, counter) alone.
+    seed: from 0 to 2^64 − 1. streams, counters: int64 tensors on one device, which broadcast, or numbers from 0 to 2^64 − 1.
+    A tensor's negative numbers count as 2^64 more.
+    Returns: int64 [..., 4]; four words are a function of (seed, stream, counter) alone.
     """
-    low = np.uint64(0xFFFFFFFF)
-    half = np.uint64(32)
-    counters = np.asarray(counters, np.uint64)
-    first, second = counters & low, counters >> half
-    third, fourth = (np.full_like(counters, word) for word in (stream & 0xFFFFFFFF, stream >> 32))
-    key, other = seed & 0xFFFFFFFF, seed >> 32
+    device = next((one.device for one in (streams, counters) if isinstance(one, torch.Tensor)), None)
+    stream, counter = (one if isinstance(one, torch.Tensor) else torch.tensor(_signed(one), device=device) for one in (streams, counters))
+    x = [counter & _LOW, counter >> 32 & _LOW, stream & _LOW, stream >> 32 & _LOW]
+    key, other = seed & _LOW, seed >> 32
     for _ in range(10):
-        one, two = first * np.uint64(0xD2511F53), third * np.uint64(0xCD9E8D57)
-        first, third = (two >> half) ^ second ^ np.uint64(key), (one >> half) ^ fourth ^ np.uint64(other)
-        second, fourth = two & low, one & low
-        key, other = (key + 0x9E3779B9) & 0xFFFFFFFF, (other + 0xBB67AE85) & 0xFFFFFFFF
-    return np.stack([first, second, third, fourth], 1).astype(np.uint32)
+        one, two = x[0] * 0xD2511F53, x[2] * 0xCD9E8D57
+        x = [(two >> 32 & _LOW) ^ x[1] ^ key, two & _LOW, (one >> 32 & _LOW) ^ x[3] ^ other, one & _LOW]
+        key, other = (key + 0x9E3779B9) & _LOW, (other + 0xBB67AE85) & _LOW
+    return torch.stack(torch.broadcast_tensors(*x), -1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def uniform_of(words: torch.Tensor) -> torch.Tensor:
+    """Turns random words of 32 bits into float32 values between 0 and 1, without these, of 23 bits each."""
+    return ((words >> 9).float() + 0.5) * 2.0**-23
 
 
 def random_uniform(shape: Sequence[int], width: float, seed: int, stream: int) -> torch.Tensor:
     """Draws float32 values between −width and width; each is a function of (seed, stream, index)."""
-    values = np.empty(int(np.prod(shape, dtype=np.int64)), np.float32)
+    values = torch.empty(int(np.prod(shape, dtype=np.int64)))
     for begin in range(0, len(values), 4 * _PART):
         end = min(begin + 4 * _PART, len(values))
-        words = philox(seed, stream, np.arange(begin // 4, (end + 3) // 4, dtype=np.uint64)).reshape(-1)[:end - begin]
-        halves = ((words >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0 ** -23)
-        values[begin:end] = np.float32(width) * (np.float32(2) * halves - np.float32(1))
-    return torch.from_numpy(values).reshape(tuple(shape))
+        words = philox(seed, stream, torch.arange(begin // 4, (end + 3) // 4)).flatten()[:end - begin]
+        values[begin:end] = width * (2 * uniform_of(words) - 1)
+    return values.reshape(tuple(shape))
 
 
 def random_normal(shape: Sequence[int], deviation: float, seed: int, stream: int) -> torch.Tensor:
     """Draws float32 values from N(0, deviation²); each is a function of (seed, stream, index)."""
     zeros = torch.zeros(tuple(shape))
-    signed = [one - (1 << 64) if one >> 63 else one for one in (seed, stream)]
-    return torch.ops.plimsoll.sample_normal(zeros, zeros, *signed).mul_(deviation)
+    return torch.ops.plimsoll.sample_normal(zeros, zeros, _signed(seed), _signed(stream)).mul_(deviation)

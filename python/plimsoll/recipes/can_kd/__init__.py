@@ -16,17 +16,14 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from .. import Recipe, RunOptions, Told, option
-from ...memory._device_memory import limit_around
+from .. import DeviceOptions, Recipe, Told, option
 
 if TYPE_CHECKING:
-    import torch
-
     from ...run._run import Run
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(RunOptions):
+class Options(DeviceOptions):
     teacher_path: str = option("", "Teacher to distil from: a run, a weights file or a folder; empty: this run's own teacher", path=True)
     stage: str = option("all", "Stage of training that this call does; the others may follow by later calls",
                         choices=("all", "autoencoder", "curriculum", "normal", "fusion", "evaluation"), decides_bits=False)
@@ -51,8 +48,9 @@ class Options(RunOptions):
     gat_jk: str = option("cat", "Jumping knowledge of the classifier: how the outputs of its layers are joined", choices=("cat", "lstm"))
     vgae_dropout: float = option(0.15, "Dropout rate of the autoencoder", least=0.0, most=0.99)
     gat_dropout: float = option(0.2, "Dropout rate of the classifier", least=0.0, most=0.99)
-    batch_size: int = option(4096, "Batch size, in graphs; 0: the largest that fits, planned once", least=0, most=1048576)
-    batch_size_max: int = option(8192, "Most graphs that batch_size = 0 chooses", least=1, most=1048576, decides_bits=False)
+    batch_size: int = option(4096, "Batch size, in graphs; auto: the largest that fits, planned once (`plimsoll plan can-kd`)", least=1, most=1048576,
+                             auto=True)
+    batch_size_max: int = option(8192, "Most graphs that batch_size = auto chooses", least=1, most=1048576, decides_bits=False)
     batch_nodes: int = option(0, "Most nodes of a batch; 0: no bound")
     batch_edges: int = option(0, "Most edges of a batch; 0: no bound")
     min_steps_per_epoch: int = option(8, "Least steps of an epoch: batches are made smaller rather than fewer", least=1, most=1000000)
@@ -110,33 +108,10 @@ class Options(RunOptions):
     cleanup_every_n_steps: int = option(0, "Steps between returns of unused memory to the system; 0: after evaluations and under pressure only",
                                         decides_bits=False)
     cache_bytes: int = option(-1, "Memory of the graphs; 0: read from disk; -1: all graphs, if they fit", least=-1, size=True, decides_bits=False)
-    device: str = option("cpu", "Device to train on: auto, cpu, cuda, cuda:1; auto is the GPU that torch has, else the processor",
-                         decides_bits=False)
-    device_memory_limit: str = option("", "Memory limit of the device: 20GiB, 80%; without one, 95 % of what is free when the run begins",
-                                      decides_bits=False)
 
     def size(self, role: str, name: str) -> Any:
         """Returns a size of the role's models: size("teacher", "gat_heads")."""
         return getattr(self, f"{role}_{name}")
-
-    def device_name(self) -> str:
-        """Returns torch's name of the device to train on."""
-        import torch
-
-        if self.device != "auto":
-            return self.device
-        found = torch.accelerator.current_accelerator()
-        return found.type if found is not None else "cpu"
-
-    def torch_device(self) -> torch.device:
-        """Returns the device to train on."""
-        import torch
-
-        return torch.device(self.device_name())
-
-    def devices(self) -> dict[str, str]:
-        name = self.device_name()
-        return {} if name == "cpu" else {name: self.device_memory_limit or limit_around()}
 
 
 def before(options: Options) -> None:

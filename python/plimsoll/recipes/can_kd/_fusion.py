@@ -210,7 +210,7 @@ class Fusion:
 
     def _draw(self, use: int, episode: int, count: int, most: int) -> np.ndarray:
         """Returns whole numbers below `most`, each of (seed, use, episode, place)."""
-        words = kernels.philox(self.seed, use << 48 | episode, np.arange(count, dtype=np.uint64)).astype(np.uint64)
+        words = kernels.philox(self.seed, use << 48 | episode, torch.arange(count)).numpy().astype(np.uint64)
         return ((words[:, 0] << np.uint64(32) | words[:, 1]) % np.uint64(most)).astype(np.int64)
 
     def epsilon(self, episode: int) -> float:

@@ -151,7 +151,7 @@ class CanKd:
                 + ("; or give --teacher-path, or train without a teacher: --use-kd false" if needed.role != by.role else ""))
 
     def _choose_batch_size(self) -> None:
-        """Replaces batch_size = 0 by the planned number, once. It is part of the run from the first commit on."""
+        """Replaces batch_size = auto, which is 0, by the planned number, once. It is part of the run from the first commit on."""
         if not self.notes["batch_size"]:
             plans = plan_tasks(self.options, self.data, self.run.governor)
             least = plans[tightest(plans)]

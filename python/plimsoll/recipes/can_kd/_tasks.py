@@ -76,8 +76,8 @@ def weight_seed(options: Options, task: Task) -> int:
 
 def step_noise(options: Options, task: Task, epoch: int, position: int) -> int:
     """Returns the seed of a batch's dropout and sampling."""
-    words = kernels.philox(options.seed ^ _NOISE, (task.number << 32) | epoch, np.array([position], np.uint64))[0]
-    return int(words[0]) << 32 | int(words[1])
+    high, low, *_ = kernels.philox(options.seed ^ _NOISE, (task.number << 32) | epoch, position).tolist()
+    return int(high << 32 | low)
 
 
 class Data:
@@ -97,7 +97,7 @@ class Data:
         self.nodes, self.edges = about["nodes"], about["edges"]
         self.normals = self.train[self.labels[self.train] == 0]
         self.attacks = self.train[self.labels[self.train] == 1]
-        self.device = options.torch_device()
+        self.device = torch.device(options.device_name())
 
     def read(self, graphs: np.ndarray, noise: int = 0) -> Graphs:
         """Reads graphs as one batch for a model."""

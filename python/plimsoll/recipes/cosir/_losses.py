@@ -12,9 +12,8 @@ import math
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ...kernels import displacement_cosines, nearest_neighbors, polar_coordinates, rotate_toward, symmetric_info_nce
+from ...kernels import displacement_cosines, nearest_neighbors, philox, polar_coordinates, rotate_toward, symmetric_info_nce
 from ._model import Model, Turned
-from ._random import philox
 
 TERMS = ("infonce", "laplacian", "angular", "radius", "rotation", "boundary")
 TILE_ROWS = 512
@@ -76,7 +75,7 @@ class Loss:
 def pick_neighbours(nearest: torch.Tensor, ids: torch.Tensor, seed: int, epoch: int) -> torch.Tensor:
     """Picks one of each row's nearest neighbours, by seed, id and epoch. Shape: int64 [rows, 3], int64 [rows] → int64 [rows]."""
     count = min(_NEIGHBORS, len(nearest) - 1)
-    words = philox(seed, ids, torch.full_like(ids, epoch))[:, 0]
+    words = philox(seed, ids, epoch)[:, 0]
     return nearest.gather(1, (words % count).unsqueeze(1)).squeeze(1)
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ...kernels import normalize_rows, polar_coordinates, rotate_toward
-from ._random import Purpose, normal, seed_for, uniform
+from ...kernels import normalize_rows, polar_coordinates, random_normal, random_uniform, rotate_toward
+from ._random import Purpose, seed_for
 
 if TYPE_CHECKING:
     from . import Options
@@ -65,12 +65,12 @@ class Draws:
         made = nn.utils.skip_init(nn.Linear, width, out)
         with torch.no_grad():
             for one in (made.weight, made.bias):
-                one.copy_(uniform(tuple(one.shape), 1 / math.sqrt(width), self.seed, self.next()))
+                one.copy_(random_uniform(tuple(one.shape), 1 / math.sqrt(width), self.seed, self.next()))
         return made
 
     def orthonormal(self, rows: int, columns: int) -> torch.Tensor:
         """Makes a matrix with orthonormal columns: Gram–Schmidt on normal ones, each taken twice."""
-        x = normal((columns, rows), 1.0, self.seed, self.next()).double()
+        x = random_normal((columns, rows), 1.0, self.seed, self.next()).double()
         for k in range(columns):
             for _ in range(2):
                 x[k] -= x[:k].T @ (x[:k] @ x[k])
@@ -115,7 +115,7 @@ class Model(nn.Module):
         draws = Draws(seed_for(seed, Purpose.MODEL))
         self.shape = shape
         self.register_buffer("direction_weight", draws.orthonormal(shape.dim, shape.label_dim))  # Frozen, as is the bias.
-        self.register_buffer("direction_bias", uniform((shape.dim,), 1 / math.sqrt(shape.dim), draws.seed, draws.next()))
+        self.register_buffer("direction_bias", random_uniform((shape.dim,), 1 / math.sqrt(shape.dim), draws.seed, draws.next()))
         self.radius, self.angle = Branch(draws), Branch(draws)
         self._set_upright()
         self.image = draws.linear(shape.dim, shape.image) if shape.projects else None

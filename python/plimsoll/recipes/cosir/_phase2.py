@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ...kernels import normalize_rows, rotate_toward, symmetric_info_nce
+from ...kernels import mix64, normalize_rows, philox, random_normal, rotate_toward, symmetric_info_nce, uniform_of
 from ._evaluate import polar_grid
 from ._model import Draws, Model
 from ._pairs import Pairs
-from ._random import Purpose, mix, normal, philox, seed_for, uniform01
+from ._random import Purpose, seed_for
 
 REPRESENTATIVES = 12
 MODES = ("both", "img", "txt")
@@ -36,7 +36,7 @@ class Noise:
     def _words(self, use: int, width: int) -> torch.Tensor:
         """Makes random words. Shape: [rows, width]."""
         counter = (self._epoch << 32) + torch.arange(-(-width // 4), device=self._ids.device)
-        return philox(mix(self._seed ^ mix(use * 4 + self._mode)), self._ids.unsqueeze(1), counter).flatten(1)[:, :width]
+        return philox(mix64(self._seed ^ mix64(use * 4 + self._mode)), self._ids.unsqueeze(1), counter).flatten(1)[:, :width]
 
     def dropout(self, x: torch.Tensor, use: int) -> torch.Tensor:
         """Drops half of the values, and doubles the others."""
@@ -44,7 +44,7 @@ class Noise:
 
     def gumbel(self) -> torch.Tensor:
         """Makes the noise of a draw among the representatives. Shape: [rows, 12]."""
-        return -(-uniform01(self._words(_GUMBEL, REPRESENTATIVES)).log()).log()
+        return -(-uniform_of(self._words(_GUMBEL, REPRESENTATIVES)).log()).log()
 
 
 class _Head(nn.Module):
@@ -67,7 +67,7 @@ class Classifier(nn.Module):
         draws = Draws(seed_for(seed, Purpose.CLASSIFIER))
         self.image, self.text = _Head(draws, dim, dim, dim), _Head(draws, dim, dim, dim)
         self.image_mask, self.text_mask = (
-            nn.Parameter(normal((dim,), 1 / math.sqrt(dim), draws.seed, draws.next())) for _ in range(2))
+            nn.Parameter(random_normal((dim,), 1 / math.sqrt(dim), draws.seed, draws.next())) for _ in range(2))
         self.head = _Head(draws, 2 * dim, dim, REPRESENTATIVES)
 
     def forward(self, mode: str, image: torch.Tensor, text: torch.Tensor, noise: Noise | None = None) -> torch.Tensor:
