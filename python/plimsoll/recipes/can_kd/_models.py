@@ -267,9 +267,10 @@ class Autoencoder(Model):
         x = z
         for place, dense in enumerate(self.neighbours[:-1], 3000):
             x = kernels.relu_dropout(dense(x, how), how.rate, how.noise, place)
-        return Reconstruction(z, mean, log_variance, reconstruction, self.id, (x, self.neighbours[-1]), how.bf16)
+        last: Any = self.neighbours[-1]
+        return Reconstruction(z, mean, log_variance, reconstruction, self.id, (x, last), how.bf16)
 
-    def _normed(self, layer: NormedAttention, x: torch.Tensor, graphs: Graphs, how: Pass, place: int) -> torch.Tensor:
+    def _normed(self, layer: Any, x: torch.Tensor, graphs: Graphs, how: Pass, place: int) -> torch.Tensor:
         return self.layer(lambda x: layer.norm(layer(x, graphs, how), how, place), x)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...memory._memory import Governor, format_bytes
 from ...training._plan import BatchPlan, plan_batch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from . import Options
 
 
-def plan_tasks(options: Options, data: Data, governor: Governor, **device: str) -> dict[str, BatchPlan]:
+def plan_tasks(options: Options, data: Data, governor: Governor, **device: Any) -> dict[str, BatchPlan]:
     """Returns the plan of each task that `stage` and `model_size` choose and that trains a model of graphs, by its name.
 
     Errors: BudgetExceeded where not even one graph fits; ValueError where no task is left.
@@ -40,9 +40,12 @@ def plan_tasks(options: Options, data: Data, governor: Governor, **device: str) 
         work = Training(options, data, task, pathlib.Path(options.out), teacher)
         optimizer = optimizer_of(work.trained())
         step = TrainingStep(work.module, optimizer, before_update=work.clip)
-        plans[task.name] = plan_batch(
-            lambda graphs, step=step, work=work: step.rehearse(work.largest(graphs), work.loss), model=work.module, optimizer=optimizer,
-            governor=governor, max_batch_size=most, extent=work.extent, **device)
+
+        def rehearsed(graphs: int, step: TrainingStep = step, work: Training = work) -> None:
+            step.rehearse(work.largest(graphs), work.loss)
+
+        plans[task.name] = plan_batch(rehearsed, model=work.module, optimizer=optimizer, governor=governor, max_batch_size=most,
+                                      extent=work.extent, **device)
     if not plans:
         raise ValueError(f"stage = {options.stage} of model_size = {options.model_size} has no step to plan")
     return plans

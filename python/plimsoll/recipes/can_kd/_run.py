@@ -46,7 +46,8 @@ class Epochs:
 
     def __init__(self, work: Work, before: int) -> None:
         """Begins the count at epoch 0 of a task. before: epochs of the run before this task."""
-        self._work, self._before = work, before
+        self._work: Any = work
+        self._before = before
         self._epoch = self._position = 0
 
     @property
@@ -66,6 +67,8 @@ class Epochs:
 
 class Bench(nn.Module):
     """Holds the tensors, the optimizer and the notes of the task in progress, for commits."""
+
+    work: nn.Module
 
     def __init__(self) -> None:
         super().__init__()

@@ -126,8 +126,11 @@ def autoencoder_of(options: Options, data: Data, role: str, seed: int | None) ->
 
 def classifier_of(options: Options, data: Data, role: str, seed: int | None) -> Classifier:
     """Makes a classifier with the role's sizes."""
-    sizes = [options.size(role, name) for name in ("gat_embedding_dim", "gat_hidden", "gat_layers", "gat_heads", "gat_fc_layers")]
-    return Classifier(data.ids, *sizes, options.gat_jk == "lstm", options.gat_dropout, seed)
+    def size(name: str) -> int:
+        return int(options.size(role, f"gat_{name}"))
+
+    return Classifier(data.ids, size("embedding_dim"), size("hidden"), size("layers"), size("heads"), size("fc_layers"), options.gat_jk == "lstm",
+                      options.gat_dropout, seed)
 
 
 def model_of(options: Options, data: Data, task: Task, seed: int | None) -> Model:
@@ -173,11 +176,12 @@ def save_model(path: pathlib.Path, tensors: dict[str, torch.Tensor], about: dict
         end += values.nbytes
     text = json.dumps(header, separators=(",", ":"))
     text += " " * (-len(text) % 8)
-    parts = [len(text).to_bytes(8, "little") + text.encode(), *(values.reshape(-1).view(np.uint8) for values in rows.values())]
-    found = functools.reduce(lambda sum_, part: crc32c(np.frombuffer(part, np.uint8), sum_), parts, 0)
-    parts[0] = parts[0].replace(b'"crc32c":"00000000"', f'"crc32c":"{found:08x}"'.encode())
+    begin = len(text).to_bytes(8, "little") + text.encode()
+    parts = [values.reshape(-1).view(np.uint8) for values in rows.values()]
+    found = functools.reduce(lambda sum_, part: crc32c(part, sum_), parts, crc32c(np.frombuffer(begin, np.uint8), 0))
     path.parent.mkdir(exist_ok=True)
     with replaced(path) as partial, open(partial, "wb") as file:
+        file.write(begin.replace(b'"crc32c":"00000000"', f'"crc32c":"{found:08x}"'.encode()))
         file.writelines(parts)
 
 

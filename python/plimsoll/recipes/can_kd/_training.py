@@ -121,7 +121,7 @@ class Training:
         self.options, self.task, self._data, self._folder, self.teacher = options, task, data, folder, teacher
         self._autoencoder = task.stage == "autoencoder"
         seed = weight_seed(options, task)
-        self.model = self._set(model_of(options, data, task, seed))
+        self.model: Any = self._set(model_of(options, data, task, seed))
         self._projection: Dense | None = None
         if teacher is not None and self._autoencoder and teacher.width - 10 != self.model.mean.bias.numel():
             self._projection = Dense(self.model.mean.bias.numel(), teacher.width - 10, Draws(seed ^ _PROJECTION)).to(data.device)
@@ -181,7 +181,7 @@ class Training:
         every, scored = self.options.difficulty_cache_update, self.notes["scored_epoch"]
         if scored < 0 or (not self.options.use_vgae_mining and every > 0 and epoch - scored >= every):
             self._score_difficulty(epoch)
-        difficulties = self.module.difficulty.cpu().numpy()
+        difficulties = self.module.get_buffer("difficulty").cpu().numpy()
         self._choice = choose(difficulties, self._data.normals, self._data.attacks, self.options, epoch)
         return self._choice.graphs
 
@@ -192,7 +192,7 @@ class Training:
             found = self._answers(self._data.normals, lambda graphs: graph_errors(scorer(graphs), graphs))
         else:
             found = self._answers(self._data.normals, self._losses)
-        self.module.difficulty.copy_(torch.from_numpy(found))
+        self.module.get_buffer("difficulty").copy_(torch.from_numpy(found))
         self.notes["scored_epoch"] = epoch
         self._scoring_seconds = time.monotonic() - began
 
@@ -357,7 +357,7 @@ class Training:
     def _curriculum_figures(self) -> dict[str, float]:
         if self._choice is None:
             return {}
-        difficulties = self.module.difficulty.cpu().numpy()
+        difficulties = self.module.get_buffer("difficulty").cpu().numpy()
         figures: dict[str, float] = {
             "curriculum/attacks": float(len(self._data.attacks)), "curriculum/normals": float(self._choice.normals),
             "curriculum/threshold": self._choice.threshold,
