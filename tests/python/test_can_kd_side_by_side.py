@@ -167,19 +167,25 @@ def test_an_option_does_what_it_does_in_cpp(graphs, train, tmp_path, options):
     assert [loss for _, loss in ours] == pytest.approx([loss for _, loss in theirs], rel=1e-5)
 
 
-@pytest.mark.parametrize("hidden, limit", [(128, "520MiB"), (48, "500MiB")], ids=["the model alone", "a step"])
-def test_a_limit_that_is_too_small_is_refused_with_one_that_does(train, hidden, limit):
+def refused(graphs, out, **options):
+    """Trains in a process of its own, whose memory is that of no other test. Returns the refusal and the limit that it names; ("", 0) without one."""
+    given = {**SMALL, "data": str(graphs), "out": str(out), **options}
+    program = (f"import plimsoll\nfrom tests.support.python_can_kd import NAME\ntry:\n    plimsoll.train(NAME, **{given!r})\n"
+               "except plimsoll.BudgetExceeded as error:\n    print(error.smallest_limit_bytes, str(error).splitlines()[0])")
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True, timeout=300, check=True)
+    named, _, why = (done.stdout.splitlines() or ["0 "])[-1].partition(" ")
+    return why, int(named)
+
+
+@pytest.mark.parametrize("hidden, room, what", [(128, 72 << 20, "its model does not fit"), (48, 52 << 20, "a step of")],
+                         ids=["the model alone", "a step"])
+def test_a_limit_that_is_too_small_is_refused_with_one_that_does(graphs, tmp_path, hidden, room, what):
     given = {"stage": "normal", "model_size": "teacher", "teacher_gat_hidden": hidden, "teacher_gat_heads": 16, "teacher_gat_layers": 3,
              "max_epochs": 1}
-    named = 0
-    try:
-        train("small", memory_limit=limit, **given)
-    except plimsoll.BudgetExceeded as error:  # A traceback that is kept would hold the models.
-        named = error.smallest_limit_bytes
-        assert "limit of" in str(error)
-    gc.collect()
-    assert named > 0
-    assert train("large", memory_limit=named, **given)["status"] == "finished"
+    _, least = refused(graphs, tmp_path / "none", memory_limit="150MiB", **given)  # With which nothing but the process fits.
+    why, named = refused(graphs, tmp_path / "small", memory_limit=least + room, **given)
+    assert what in why and "limit of" in why and named > least + room
+    assert refused(graphs, tmp_path / "large", memory_limit=named, **given) == ("", 0)
 
 
 def test_a_plan_names_the_batch_that_auto_chooses(graphs, train, tmp_path):

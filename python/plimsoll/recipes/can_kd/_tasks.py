@@ -182,7 +182,8 @@ def save_model(path: pathlib.Path, tensors: dict[str, torch.Tensor], about: dict
     path.parent.mkdir(exist_ok=True)
     with replaced(path) as partial, open(partial, "wb") as file:
         file.write(begin.replace(b'"crc32c":"00000000"', f'"crc32c":"{found:08x}"'.encode()))
-        file.writelines(parts)
+        for part in parts:
+            file.write(part.data)
 
 
 def about_model(path: pathlib.Path) -> dict[str, str]:

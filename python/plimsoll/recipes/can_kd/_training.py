@@ -121,7 +121,7 @@ class Training:
         self.options, self.task, self._data, self._folder, self.teacher = options, task, data, folder, teacher
         self._autoencoder = task.stage == "autoencoder"
         seed = weight_seed(options, task)
-        self.model: Any = self._set(model_of(options, data, task, seed))
+        self.model = self._set(model_of(options, data, task, seed))
         self._projection: Dense | None = None
         if teacher is not None and self._autoencoder and teacher.width - 10 != self.model.mean.bias.numel():
             self._projection = Dense(self.model.mean.bias.numel(), teacher.width - 10, Draws(seed ^ _PROJECTION)).to(data.device)
@@ -140,7 +140,7 @@ class Training:
         self._scoring_seconds = 0.0
         self._terms: Terms = {}
 
-    def _set(self, model: Model) -> Model:
+    def _set(self, model: Model) -> Any:
         model.checkpointing = self.options.gradient_checkpointing
         model.bf16 = self.options.precision != "32"
         return model.to(self._data.device).train()
