@@ -92,8 +92,8 @@ def option(default: bool | int | float | str, about: str, *, least: float | None
 class DeviceOptions(RunOptions):
     """The options of a run that trains on a device of torch, or on the processor."""
 
-    device: str = option("auto", "Device to train on: auto, cpu, cuda, cuda:1; auto is the GPU that torch has, else the processor, which "
-                                 "also has streamed weights, ranks and virtual workers", decides_bits=False)
+    device: str = option("auto", "Device to train on: auto, cpu, cuda, cuda:1; auto is the GPU that torch has, else the processor; ranks and "
+                                 "virtual workers train on the processor", decides_bits=False)
     device_memory_limit: str = option("", "Memory limit of the device: 20GiB, 80%; without one, 95 % of what is free when the run begins",
                                       decides_bits=False)
 
