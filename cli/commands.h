@@ -24,7 +24,6 @@ class App;
 
 namespace plimsoll {
 
-struct Job;
 struct Recipe;
 
 inline constexpr int kFailedStatus = 1;
@@ -52,15 +51,12 @@ std::function<bool(std::int64_t, std::int64_t)> metered(std::shared_ptr<WorkMete
 /// Adds --config FILE; its help names the presets of the recipe.
 void add_config(CLI::App& command, std::string& config, const Recipe& recipe);
 
-/// Runs a job as `plimsoll run` does, to its end; `told` takes what `--json` prints.
-int run_job(const Job& job, const std::function<void(const std::string&)>& told);
-
 /// Each adds its commands to `app`.
 void add_train_commands(CLI::App& app, int& status);   ///< train, plan, resume, eval, export
 void add_recipe_commands(CLI::App& app, int& status);  ///< recipes, config
 void add_run_commands(CLI::App& app, int& status);     ///< stop, pause, continue, status
 void add_guard_commands(CLI::App& app, int& status);   ///< run
-void add_queue_commands(CLI::App& app, int& status);   ///< queue
+void add_queue_command(CLI::App& app, int& status);    ///< queue, which is Python's
 void add_watch_commands(CLI::App& app, int& status);   ///< watch
 void add_why_commands(CLI::App& app, int& status);     ///< why, report
 void add_data_commands(CLI::App& app, int& status);    ///< synth, import, store

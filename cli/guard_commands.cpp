@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -14,7 +15,6 @@
 #include <CLI/CLI.hpp>
 #include "cli/alert_options.h"
 #include "cli/commands.h"
-#include "jobs/job.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/limits.h"
 #include "run/ended_command.h"
@@ -39,6 +39,7 @@ struct RunOptions {
   std::string record{};
   AlertTexts alerts{};
   bool json{false};
+  std::string json_file{};
 };
 
 constexpr std::int64_t kRestartsMost = 1'000'000;
@@ -93,6 +94,17 @@ Result<std::optional<ProgressNote>> make_note(const RunOptions& chosen) {
 }
 
 using Told = std::function<void(const std::string&)>;  // Takes the JSON of what came of it.
+
+Told told_by(const RunOptions& chosen) {
+  return [json = chosen.json, file = chosen.json_file](const std::string& text) {
+    if (json) {
+      print(text);
+    }
+    if (!file.empty() && !(std::ofstream(file) << text << std::endl)) {
+      say(file + ": what came of the command could not be written");
+    }
+  };
+}
 
 // `keeper`: as GuardOptions has it.
 int run_command(const RunOptions& chosen, const std::optional<ProgressNote>& note, const Told& told,
@@ -164,9 +176,7 @@ int run_command(const RunOptions& chosen, const std::optional<ProgressNote>& not
     }
     std::this_thread::sleep_for(next.pause);
   }
-  if (told) {
-    told(ended_json(*done, verdict, options, restarts.done));
-  }
+  told(ended_json(*done, verdict, options, restarts.done));
   return done->stopped && done->status == 0 ? kFailedStatus : done->status;
 }
 
@@ -186,9 +196,7 @@ int run_kept(const RunOptions& chosen, const Told& told) {
     tell(kept->report, verdict);
     const std::string json = ended_json(kept->report, verdict, {.command = chosen.command}, 0);
     leave_ending(*note ? (*note)->read() : told_progress(), chosen.record, json);
-    if (told) {
-      told(json);
-    }
+    told(json);
   }
   return kept->status;
 }
@@ -214,6 +222,8 @@ void add_guard_commands(CLI::App& app, int& status) {
   add_alert_options(*command, options->alerts, "the command");
   command->add_flag("--json", options->json,
                     "Last line of standard output: what came of it, as JSON");
+  command->add_option("--json-file", options->json_file,
+                      "File for the same line, apart from what the command prints");
   command->add_option("COMMAND", options->command, "Command and its arguments, written after --")
       ->required();
   command->footer(std::string(R"(
@@ -251,14 +261,18 @@ Examples:
   plimsoll run --memory-limit 24GiB --device-memory-limit 20GiB -- python train.py
   plimsoll run --memory-limit 24GiB --signal TERM,KILL -- python train.py
   plimsoll run --alert 40GiB --alert-command 'curl -d @- localhost:8080' -- python train.py)");
-  command->callback(
-      [options, &status] { status = run_kept(*options, options->json ? print : Told{}); });
+  command->callback([options, &status] { status = run_kept(*options, told_by(*options)); });
 }
 
-int run_job(const Job& job, const std::function<void(const std::string&)>& told) {
-  const RunOptions chosen{.command = job.command, .limit = job.memory_limit};
-  const auto note = make_note(chosen);
-  return note ? run_command(chosen, *note, told, 0) : report(note.error());
+void add_queue_command(CLI::App& app, int& status) {
+  auto* command = app.add_subcommand(
+      "queue", "Run commands one after another, each in its limit (needs Python)");
+  command->prefix_command();
+  command->footer("\nExample:\n  plimsoll queue run queue/");
+  command->callback([&status] {
+    status =
+        report(make_error(ErrorCode::kInvalidArgument, "queue is done in Python", kNeedsPython));
+  });
 }
 
 }  // namespace plimsoll

@@ -44,7 +44,7 @@ bool lists_recipes(Words words) {
           is_one_of(words[1], {"--help", "-h"}));
 }
 
-/// Whether the words name a recipe, an import or a run of a recipe that this program does not know.
+/// Whether the words name what this program does not know: a recipe, an import, a run of a recipe.
 bool names_unknown(Words words) {
   const std::string_view command = words[0];
   if (words.size() < 2) {
@@ -98,6 +98,15 @@ std::string package_beside() {
   return !failed && fs::exists(folder / "plimsoll" / "__init__.py", failed) ? folder.string() : "";
 }
 
+/// Keeps what find_python() is about to change: the jobs of a queue find the environment as it was
+/// (python/plimsoll/cli/_queue_start.py).
+void keep_environment() {
+  for (const char* name : {"PYTHONPATH", "PYTHONSAFEPATH"}) {
+    const char* before = std::getenv(name);
+    ::setenv(fmt::format("PLIMSOLL_{}", name).c_str(), before == nullptr ? "" : before, 1);
+  }
+}
+
 /// A Python that has the package, with PYTHONPATH set for it; "" where none has.
 std::string find_python() {
   // The folder in which the command is typed may hold a module of any name.
@@ -129,8 +138,12 @@ void hand_over(int argc, char** argv) {
   }
   const Words words(argv + 1, static_cast<std::size_t>(argc - 1));
   const bool lists = lists_recipes(words);
-  if (!lists && !names_unknown(words)) {
+  const bool queues = words[0] == std::string_view("queue");
+  if (!lists && !queues && !names_unknown(words)) {
     return;
+  }
+  if (queues) {
+    keep_environment();
   }
   std::string python = find_python();
   if (python.empty()) {

@@ -181,7 +181,7 @@ int parse_and_run(int argc, char** argv) {
   add_recipe_commands(app, status);
   add_run_commands(app, status);
   add_guard_commands(app, status);
-  add_queue_commands(app, status);
+  add_queue_command(app, status);
   add_watch_commands(app, status);
   add_why_commands(app, status);
   add_data_commands(app, status);

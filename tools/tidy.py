@@ -7,7 +7,7 @@
 
 Rules: layering of includes and of Python's imports, torch headers only where allowed, file and line length, length of Python's
 functions, SPDX lines, header pragma, banned names, names that two unnamed namespaces of a folder have, sources owned by a
-CMakeLists.txt, folder READMEs, empty error messages, clang-format (when clang-format-14 is there),
+CMakeLists.txt, folder READMEs, contracts of public headers, empty error messages, clang-format (when clang-format-14 is there),
 references that the repository cannot resolve (paths in documentation and comments, pages that are not
 here, codes in names of tests without an entry in tests/issues/README.md), and asserts that cannot fail.
 """
@@ -30,12 +30,11 @@ LAYERS = {
     "watch": {"watch", "base", "os", "memory"},
     "run": {"run", "base", "os", "memory", "store", "data", "plan", "watch"},
     "tables": {"tables", "run", "base", "os", "memory", "store", "data", "plan", "watch"},
-    "jobs": {"jobs", "run", "base", "os", "memory", "watch"},
     "torch": {"torch", "run", "base", "os", "memory", "store", "data", "plan", "watch"},
     "kernels": {"kernels", "torch", "base"},
     "recipes": {"recipes", "kernels", "torch", "run", "base", "os", "memory", "store", "data", "plan", "watch"},
 }
-CLI_MAY = {"run", "tables", "jobs", "watch"}
+CLI_MAY = {"run", "tables", "watch"}
 REGISTRY = "recipes/registry.h"
 # Rooms of the Python package, lowest first: a file may import its own room and lower ones; those of a line are apart.
 PACKAGE = "python/plimsoll"
@@ -51,7 +50,7 @@ PROPERTY = re.compile(r"\b(?:property|cached_property|setter)$")  # Its docstrin
 # Beginnings and phrases that a reader in a hurry reads twice.
 RIDDLE = re.compile(r"(Of|What|That|Whoever|Who|As)\b")
 RIDDLES = re.compile(r"\b(?:is of each|(?:is|are) (?:told|said)|one of (?:the|those) [^.]*\bthose that)\b")
-TORCH_FOLDERS = {"src/torch", "src/kernels", "src/recipes", "python", "bench", "tests"}
+TORCH_FOLDERS = {"src/torch", "src/kernels", "src/recipes", "python", "bench", "tests", "examples"}
 TORCH_HEADER = re.compile(r'#include [<"](torch|ATen|c10|caffe2)/')
 INCLUDE = re.compile(r'#include "([^"]+)"')
 BANNED = re.compile(r"(?:^|[_A-Z/.])(util|utils|helper|helpers|common|manager|misc)(?:[_.]|$)", re.I)
@@ -72,6 +71,9 @@ IDLE_CPP = re.compile(r"(?:EXPECT|ASSERT)_TRUE\(true\)|(?:EXPECT|ASSERT)_FALSE\(
 # Of an unnamed namespace's outermost lines: a type, a constant or variable, a function with its parameters.
 UNNAMED = re.compile(r"^(?:(?:struct|class|enum(?: class)?) (\w+)[^;\n]*$|(?!using|namespace|template)\w[\w:<>,&* ]*[ &*]"
                      r"(?:(\w+)(?:\{| = |;|\[)|(\w+\([^)]*\)) (?:noexcept )?\{))", re.M)
+# What a public header promises: a function that may fail, and the errors that its comment names.
+MAY_FAIL = re.compile(r"\s*(?:\[\[nodiscard\]\] |static |inline )*Result<.*> (\w+)\(")
+NAMES_ERRORS = re.compile(r"\b[Ee]rrors\b|\bAs \w+\(\)")
 TRY_HEADER = "base/check.h"  # Of PLIMSOLL_TRY; sources that are built together have it from each other.
 LINE_MAX, HEADER_MAX, SOURCE_MAX = 100, 300, 800
 FUNCTION_MAX = 70  # Lines of a Python function's body, those of its docstring, empty ones and comments not counted.
@@ -106,10 +108,31 @@ def check_includes(relative: str, lines: list[str]):
         if folder in LAYERS and top in LAYERS and top not in LAYERS[folder]:
             yield number, f"src/{folder} may not include src/{top} (layers: {sorted(LAYERS[folder])})"
         if relative.startswith("cli/") and top in LAYERS and top not in CLI_MAY and target != REGISTRY:
-            yield number, f"cli may include only include/, cli/, run/, tables/, jobs/, watch/ and {REGISTRY}, not {target}"
+            yield number, f"cli may include only include/, cli/, run/, tables/, watch/ and {REGISTRY}, not {target}"
         own = "/".join(relative.split("/")[1:3])  # "recipes/cosir"
         if folder == "recipes" and top == "recipes" and not target.startswith(own + "/"):
             yield number, f"{own} may not include another recipe's {target}: what recipes share is in run/ or torch/"
+
+
+def check_contract(lines: list[str]):
+    """A public header says Threads and Memory at its head, and of each public function that may fail the errors."""
+    head = "\n".join(lines).partition("#pragma once")[0]
+    for word in ("Threads:", "Memory:"):
+        if word not in head:
+            yield 1, f"a public header without {word} at its head"
+    public, comment = True, ""
+    for number, line in enumerate(lines, 1):
+        if re.match(r"(?:class|struct) |\};", line):
+            public = not line.startswith("class")
+        elif label := re.match(r" (public|private|protected):", line):
+            public = label[1] == "public"
+        if line.strip().startswith("//"):
+            comment += line
+            continue
+        if public and (function := MAY_FAIL.match(line)) and not NAMES_ERRORS.search(comment):
+            yield number, f"{function[1]}() may fail, and its comment names no errors"
+        if not MAY_FAIL.match(line):  # A comment may be of several.
+            comment = ""
 
 
 def check_source(relative: str, lines: list[str]):
@@ -136,6 +159,8 @@ def check_source(relative: str, lines: list[str]):
     if tries and f'#include "{TRY_HEADER}"' not in lines and relative != f"src/{TRY_HEADER}":
         yield tries, f"PLIMSOLL_TRY without {TRY_HEADER}: a build of each source alone (make asan) does not find it"
     yield from check_includes(relative, lines)
+    if relative.startswith("include/"):
+        yield from check_contract(lines)
 
 
 def check_owned(root: pathlib.Path, sources: list[str]):
@@ -414,6 +439,10 @@ def selftest() -> int:
         "src/store/b.cpp": (good + '#include "data/loader.h"\n', "may not include"),
         "src/data/c.cpp": (good + "#include <torch/types.h>\n", "torch header"),
         "include/plimsoll/d.h": (good + '#pragma once\n#include "base/check.h"\n', "not public"),
+        "include/plimsoll/ae.h": (good + "//\n// Memory: none.\n#pragma once\n", "without Threads:"),
+        "include/plimsoll/af.h": (good + "class A {\n public:\n  /// Opens it.\n  static Result<A> open(int b);\n};\n", "open() may fail"),
+        "include/plimsoll/ag.h": (good + "// Threads: any.   Memory: none.\n#pragma once\nclass A {\n public:\n  /// Errors: kIo.\n"
+                                         "  Result<void> b();\n private:\n  Result<int> c();\n};\n", ""),
         "src/base/e.cpp": (good + "// " + "x" * 100 + "\n", "columns"),
         "src/base/f.cpp": ("int x;\n", "SPDX"),
         "src/base/g.h": (good, "#pragma once"),

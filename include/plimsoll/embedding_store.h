@@ -234,18 +234,18 @@ class EmbeddingStore {
   Result<void> begin_epoch(std::int64_t epoch);
 
   /// Makes everything so far durable under the number `step`. Requires: step > the last one.
-  /// After an error every later call returns it, and the table on disk holds the commits it held;
+  /// Errors: kIo, and every later call returns it; the table on disk holds the commits it held, and
   /// only if the last sync failed may the new one be there, whole, in the place of the older.
   Result<void> commit(std::int64_t step);
 
-  /// Visits every row, as stored, by place: position of the id in `ids`, then inserted ones.
+  /// Visits every row by place (position in `ids`, then inserted). Errors: visit's; kCorrupt; kIo.
   Result<void> scan(const RowVisit& visit);
 
   /// As scan(), but in whatever order costs least: in sample order one pass over the file, where
   /// scan() takes one for every slab's worth of rows. The order depends on the table alone.
   Result<void> visit_rows(const RowVisit& visit);
 
-  /// Changes learning rate and the other numbers; the kind must stay.
+  /// Changes learning rate and the other numbers; the kind must stay. Errors: kInvalidArgument.
   Result<void> set_optimizer(const RowOptimizerOptions& options);
 
   /// Gives back page frames, in whole regions of 2 MiB at the end of the slab, until `wanted_bytes`
@@ -269,7 +269,7 @@ class EmbeddingStore {
   [[nodiscard]] SlabPlan plan() const;  ///< As it is now: less what shrink() gave back.
   [[nodiscard]] StoreStats stats() const;
 
-  /// The slab this table would need and divide `store_bytes` into. Creates nothing.
+  /// The slab that this table needs, and its parts. Creates nothing. Errors: as open().
   static Result<SlabPlan> plan(const EmbeddingStoreOptions& options);
 
   /// Reads the description of a table. Errors: kNotFound, kCorrupt.

@@ -83,6 +83,8 @@ struct FeatureExtendOptions {
 /// at all.
 class FeatureWriter {
  public:
+  /// Errors: kInvalidArgument (the options; a directory that is not empty, or that another process
+  ///         builds), kOverBudget, kIo.
   static Result<FeatureWriter> create(Governor governor, const FeatureWriterOptions& options);
   /// Adds a part to a store, of which nothing is rewritten. Columns and compression are the
   /// store's; it takes group ids if the store has groups, and begins with a new group. Stores
@@ -209,12 +211,14 @@ class FeatureStore {
   Result<void> prefetch_ordinals(std::span<const std::int64_t> ordinals);
 
   /// Translations between ids and ordinals, in request order. find() gives −1 for an id that the
-  /// store has not, ordinals_of() kNotFound.
+  /// store has not, ordinals_of() kNotFound. Errors: also kInvalidArgument (ordinals out of range,
+  /// spans of other sizes), kCorrupt, kIo.
   Result<void> find(std::span<const std::int64_t> ids, std::span<std::int64_t> ordinals);
   Result<void> ordinals_of(std::span<const std::int64_t> ids, std::span<std::int64_t> out);
   Result<void> ids_of(std::span<const std::int64_t> ordinals, std::span<std::int64_t> out);
 
   /// First ordinal and number of records of a group. Requires: 0 <= group < info().groups.
+  /// Errors: kCorrupt, kIo.
   Result<std::pair<std::int64_t, std::int64_t>> group(std::int64_t group);
 
   /// Index of a column by name. Errors: kNotFound naming the columns there are.
@@ -231,7 +235,11 @@ class FeatureStore {
   /// is refused.
   std::int64_t grow_back(std::int64_t wanted_bytes) noexcept;
 
+  /// Reads the header alone. Errors: kNotFound, kCorrupt, kIo.
   static Result<FeatureInfo> inspect(const std::filesystem::path& directory);
+  /// Reads everything and compares every checksum. `progress(done, total)` in bytes; returning
+  /// false cancels. Errors: kNotFound, kCorrupt naming the file, kIo, kInvalidArgument when
+  /// cancelled.
   static Result<void> verify(const std::filesystem::path& directory,
                              const std::function<bool(std::int64_t, std::int64_t)>& progress);
   /// Makes one part of all, with the same records in the same order; killed, it leaves either.

@@ -72,6 +72,7 @@ struct Resident {
 [[nodiscard]] std::int64_t address_limit_bytes() noexcept;
 
 /// Free bytes for an ordinary user on the file system of `directory` (its nearest existing parent).
+/// Errors: kIo.
 [[nodiscard]] Result<std::int64_t> free_disk_bytes(const std::filesystem::path& directory);
 
 }  // namespace plimsoll

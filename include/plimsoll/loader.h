@@ -33,6 +33,7 @@ struct SplitOptions {
 /// The records of one side of a split, addressed by rank.
 class Split {
  public:
+  /// Errors: kInvalidArgument (more groups held out than there are), kOverBudget, kCorrupt, kIo.
   static Result<Split> create(Governor governor, FeatureStore* store, const SplitOptions& options);
   Split(Split&&) noexcept;
   Split& operator=(Split&&) noexcept;
@@ -119,9 +120,10 @@ class Loader {
   Result<void> next(Batch& batch);
 
   /// Ids of the batch after the one handed out last, for EmbeddingStore::prefetch().
+  /// Errors: those of FeatureStore::ids_of().
   [[nodiscard]] Result<void> upcoming_ids(std::vector<std::int64_t>& ids);
 
-  /// Goes to a state; batches in flight are dropped.
+  /// Goes to a state; batches in flight are dropped. Errors: kInvalidArgument (no such position).
   Result<void> seek(const LoaderState& state);
 
   [[nodiscard]] std::int64_t batches_per_epoch() const noexcept;

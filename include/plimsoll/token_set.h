@@ -114,6 +114,7 @@ class TokenWriter {
   ///         kOverBudget.
   Result<void> append(std::span<const std::uint32_t> ids, std::span<const TokenSpan> trained);
   /// Ends the row: it is the set's next, unless no token of it is trained on.
+  /// Errors: as append().
   Result<RowEnd> end_row();
   /// Forgets the row under way.
   void drop_row() noexcept;

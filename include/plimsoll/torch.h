@@ -66,8 +66,8 @@ struct CleanUp {
 Result<CleanUp> clean_up();
 
 /// Fixes what makes torch's results depend on the run: deterministic algorithms on, memory not
-/// filled, `compute_threads` threads. MKL_CBWR must be set before the process first multiplies;
-/// returns an error when it is not.
+/// filled, `compute_threads` threads. MKL_CBWR must be set before the process first multiplies.
+/// Errors: kInvalidArgument: it is not set, or OpenMP makes a team of another size.
 Result<void> make_deterministic(int compute_threads);
 
 /// Fixes glibc's thresholds and number of heaps, and caps oneDNN's cache of primitives (256,

@@ -160,7 +160,16 @@ void bind_split(nb::module_& m) {
                         [&](std::int64_t r) { return split.held_out_ordinal(r); });
           },
           nb::arg("ranks").noconvert(), nb::arg("out").noconvert(),
-          "Errors: ValueError for a rank out of range.");
+          "Errors: ValueError for a rank out of range.")
+      .def(
+          "groups_of",
+          [](const SplitHandle& s, const IdsIn& ordinals, const IdsOut& out) {
+            const Split& split = s.get()->split;
+            map_checked("ordinal", ordinals, out, split.train_rows() + split.held_out_rows(),
+                        [&](std::int64_t o) { return split.group_of(o); });
+          },
+          nb::arg("ordinals").noconvert(), nb::arg("out").noconvert(),
+          "Errors: ValueError for an ordinal out of range.");
 }
 
 std::unique_ptr<PyLoader> open_loader(const Governor& governor, const Features& features,

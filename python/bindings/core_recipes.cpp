@@ -91,7 +91,7 @@ FieldKind kind_of(const PythonField& field) {
   const std::map<std::string, FieldKind, std::less<>> kinds{
       {"text", FieldKind::kText},       {"path", FieldKind::kText}, {"size", FieldKind::kBytes},
       {"integer", FieldKind::kInteger}, {"real", FieldKind::kReal}, {"switch", FieldKind::kSwitch},
-      {"choice", FieldKind::kChoice}};
+      {"choice", FieldKind::kChoice},   {"auto", FieldKind::kAuto}};
   const auto at = kinds.find(field.kind);
   if (at == kinds.end()) {
     throw Exception(make_error(ErrorCode::kInvalidArgument,
@@ -259,7 +259,8 @@ void bind_python_recipes(nb::module_& m) {
                     std::string>(),
            nb::arg("name"), nb::arg("kind"), nb::arg("identity"), nb::arg("preset"),
            nb::arg("help"), nb::arg("least"), nb::arg("most"), nb::arg("choices"),
-           "kind: \"text\", \"path\", \"size\", \"integer\", \"real\", \"switch\" or \"choice\".");
+           "kind: \"text\", \"path\", \"size\", \"integer\", \"auto\" (it, or 0 as that word), "
+           "\"real\", \"switch\" or \"choice\".");
   m.def("add_recipe", &add, nb::arg("name"), nb::arg("about"), nb::arg("unit"), nb::arg("examples"),
         nb::arg("data_help"), nb::arg("data_advice"), nb::arg("data_or"), nb::arg("plan_example"),
         nb::arg("fields"), nb::arg("work"),

@@ -12,6 +12,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <unistd.h>
@@ -30,6 +31,7 @@
 #include "os/pace.h"
 #include "watch/inside.h"
 #include "watch/picture.h"
+#include "watch/restarts.h"
 #include "watch/room.h"
 #include "watch/watch.h"
 
@@ -201,6 +203,19 @@ void bind_watch(nb::module_& m) {
   m.def("own_bytes", &own_bytes, nb::arg("owner"),
         "Bytes of an owner in this process now; for an owner that cannot be asked, all anonymous "
         "and shared memory.");
+  m.def(
+      "decide_restart",
+      [](int status, bool stopped, const std::string& progress, std::int64_t most,
+         std::int64_t done, const std::string& before) {
+        Restarts restarts{.most = most, .done = done, .progress = before};
+        const auto next =
+            decide_restart({.status = status, .stopped = stopped, .progress = progress}, restarts);
+        return std::make_tuple(next.again, next.pause.count(), next.why);
+      },
+      nb::arg("status"), nb::arg("stopped"), nb::arg("progress"), nb::arg("most"), nb::arg("done"),
+      nb::arg("before"),
+      "Whether a command that ended so is started again, after how many seconds, and why. most, "
+      "done: times that it may be, and was. before: its progress when it ended the last time.");
   // Finding.holder of what backward(create_graph=True) leaves in circles that Python does not see.
   m.attr("NOBODY_CREATE_GRAPH") = kNobodyCreateGraph;
   m.attr("EVALUATION_ADVICE") = evaluation_advice();  // Where an evaluation holds the memory.

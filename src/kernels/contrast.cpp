@@ -80,11 +80,11 @@ struct NormalizeRows : torch::autograd::Function<NormalizeRows> {
     return unit;
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
     const BelowUnlessGraph below;
     static const auto op =
         operator_named<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
             "plimsoll::_normalize_rows_backward");
-    const auto saved = context->get_saved_variables();
     return {op.call(gradients[0], saved[0], saved[1])};
   }
 };
@@ -154,11 +154,12 @@ struct PolarRows : torch::autograd::Function<PolarRows> {
     return {radius, angle};
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
     const BelowUnlessGraph below;
     static const auto op =
         operator_named<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
             "plimsoll::_polar_coordinates_backward");
-    return {op.call(gradients[0], gradients[1], context->get_saved_variables()[0])};
+    return {op.call(gradients[0], gradients[1], saved[0])};
   }
 };
 
@@ -261,12 +262,12 @@ struct RotateToward : torch::autograd::Function<RotateToward> {
     return {out, unit};
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
     const BelowUnlessGraph below;
     static const auto op =
         operator_named<Four(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                             const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>(
             "plimsoll::_rotate_toward_backward");
-    const auto saved = context->get_saved_variables();
     const bool to_x = context->needs_input_grad(0);
     const auto made =
         op.call(gradients[0], gradients[1], saved[0], saved[1], saved[2], saved[3], to_x);
@@ -562,13 +563,13 @@ struct DisplacementCosines : torch::autograd::Function<DisplacementCosines> {
     return {length, cosine0, cosine1};
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
     const BelowUnlessGraph below;
     static const auto op =
         operator_named<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                   const at::Tensor&, const at::Tensor&, const Maybe&, const Maybe&,
                                   const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
             "plimsoll::_displacement_cosines_backward");
-    const auto saved = context->get_saved_variables();
     const auto grad_a = op.call(gradients[0], gradients[1], gradients[2], saved[0], saved[1],
                                 present(saved[2]), present(saved[3]), saved[4], saved[5], saved[6]);
     return {grad_a, context->needs_input_grad(1) ? grad_a.neg() : at::Tensor{}, at::Tensor{}};

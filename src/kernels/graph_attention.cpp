@@ -245,9 +245,9 @@ struct GatAttention : torch::autograd::Function<GatAttention> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto s = context->get_saved_variables();
     const BelowUnlessGraph below;
     static const auto op = operator_named<AttentionBack>("plimsoll::_gat_attention_backward");
-    const auto s = context->get_saved_variables();
     const auto [h, source, target, bias] =
         op.call(gradients[0], s[0], s[1], s[2], s[3], s[4], at::TensorList(s).slice(5),
                 context->saved_data["concat"].toBool(), context->saved_data["dropout"].toDouble(),

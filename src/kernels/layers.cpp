@@ -80,10 +80,10 @@ struct ReluDropout : torch::autograd::Function<ReluDropout> {
     return y;
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto y = context->get_saved_variables()[0];
     const BelowUnlessGraph below;
     static const auto op = operator_named<at::Tensor(const at::Tensor&, const at::Tensor&, double)>(
         "plimsoll::_relu_dropout_backward");
-    const auto y = context->get_saved_variables()[0];
     return {op.call(gradients[0], y, context->saved_data["rate"].toDouble()), {}, {}, {}};
   }
 };
@@ -240,12 +240,12 @@ struct NormReluDropout : torch::autograd::Function<NormReluDropout> {
     return y;
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto s = context->get_saved_variables();
     const BelowUnlessGraph below;
     static const auto op =
         operator_named<Three(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                              const at::Tensor&, const at::Tensor&, const at::Tensor&, double,
                              bool)>("plimsoll::_norm_relu_dropout_backward");
-    const auto s = context->get_saved_variables();
     const auto [x, weight, bias] =
         op.call(gradients[0], s[0], s[1], s[2], s[3], s[4], context->saved_data["rate"].toDouble(),
                 context->saved_data["of_batch"].toBool());

@@ -135,11 +135,11 @@ struct LinearRows : torch::autograd::Function<LinearRows> {
     return op.call(x, weight, bias);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
     const BelowUnlessGraph below;
     static const auto op =
         operator_named<LinearSlopes(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool,
                                     bool, bool)>("plimsoll::_linear_rows_backward");
-    const auto saved = context->get_saved_variables();
     const bool to_x = context->needs_input_grad(0);
     const bool to_weight = context->needs_input_grad(1);
     const bool to_bias = context->saved_data["bias"].toBool() && context->needs_input_grad(2);

@@ -102,11 +102,11 @@ struct MeanSquare : torch::autograd::Function<MeanSquare> {
     return square_op().call(x, y);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
     const BelowUnlessGraph below;
     static const auto op =
         operator_named<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
             "plimsoll::_mean_square_backward");
-    const auto saved = context->get_saved_variables();
     const auto grad = op.call(gradients[0], saved[0], saved[1]);
     return {grad, context->needs_input_grad(1) ? -grad : at::Tensor{}};
   }
@@ -120,11 +120,11 @@ struct NormalDivergence : torch::autograd::Function<NormalDivergence> {
     return divergence_op().call(mean, log_variance);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
     const BelowUnlessGraph below;
     static const auto op =
         operator_named<Both(const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
             "plimsoll::_normal_divergence_backward");
-    const auto saved = context->get_saved_variables();
     const auto [mean, log_variance] = op.call(gradients[0], saved[0], saved[1]);
     return {mean, log_variance};
   }

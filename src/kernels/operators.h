@@ -46,7 +46,8 @@ inline bool wants_gradient(const at::Tensor& x) {
 }
 
 /// While one lives in a backward pass, operators are called below autograd, unless a gradient of
-/// the gradient is asked for (create_graph): then autograd refuses it.
+/// the gradient is asked for (create_graph): then autograd refuses it. Made after what was saved is
+/// read: torch.utils.checkpoint computes a layer again as it is, with gradients.
 class BelowUnlessGraph {
  public:
   BelowUnlessGraph() {

@@ -97,13 +97,12 @@ struct SegmentMean : torch::autograd::Function<SegmentMean> {
     return segment_op().call(x, ptr);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
     const BelowUnlessGraph below;
     static const auto op =
         operator_named<at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymInt)>(
             "plimsoll::_segment_mean_backward");
-    return {op.call(gradients[0], context->get_saved_variables()[0],
-                    context->saved_data["rows"].toSymInt()),
-            at::Tensor{}};
+    return {op.call(gradients[0], saved[0], context->saved_data["rows"].toSymInt()), at::Tensor{}};
   }
 };
 
@@ -192,11 +191,11 @@ struct LstmCell : torch::autograd::Function<LstmCell> {
     return {hidden, cell};
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
     const BelowUnlessGraph below;
     static const auto op =
         operator_named<Two(const at::Tensor&, const at::Tensor&, const at::Tensor&, const Maybe&,
                            const at::Tensor&)>("plimsoll::_lstm_cell_backward");
-    const auto saved = context->get_saved_variables();
     const auto [gates, before] =
         op.call(gradients[0], gradients[1], saved[0], present(saved[1]), saved[2]);
     return {gates, saved[1].defined() ? before : at::Tensor{}};
@@ -322,10 +321,10 @@ struct MixLayers : torch::autograd::Function<MixLayers> {
     return y;
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
     const BelowUnlessGraph below;
     static const auto op = operator_named<std::vector<at::Tensor>(
         const at::Tensor&, at::TensorList, const at::Tensor&)>("plimsoll::_mix_layers_backward");
-    const auto saved = context->get_saved_variables();
     return op.call(gradients[0], at::TensorList(saved).slice(0, saved.size() - 1), saved.back());
   }
 };

@@ -19,6 +19,7 @@
 #include "os/file_faults.h"
 #include "os/power_loss.h"
 #include "os/room.h"
+#include "plimsoll/replace_file.h"
 
 namespace plimsoll {
 
@@ -360,6 +361,24 @@ Result<void> replace_file(const std::filesystem::path& path, std::string_view co
     return written;
   }
   return durable == Durable::kYes ? sync_directory(path.parent_path()) : Result<void>{};
+}
+
+Result<void> replace_file_with(
+    const std::filesystem::path& path,
+    const std::function<Result<void>(const std::filesystem::path& beside)>& write) {
+  std::filesystem::path beside = path;
+  beside += ".new";
+  const auto replaced = [&]() -> Result<void> {
+    PLIMSOLL_TRY_VOID(write(beside));
+    PLIMSOLL_TRY(File file, File::open(beside, FileMode::kReadWrite));
+    PLIMSOLL_TRY_VOID(file.sync());
+    return rename_file(beside, path);
+  }();
+  if (!replaced) {
+    ::unlink(beside.c_str());  // As above.
+    return replaced;
+  }
+  return sync_directory(path.parent_path());
 }
 
 Result<void> rename_durable(const std::filesystem::path& from, const std::filesystem::path& to) {

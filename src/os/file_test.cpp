@@ -16,6 +16,7 @@
 
 #include "os/file.h"
 #include "os/file_faults.h"
+#include "plimsoll/replace_file.h"
 
 namespace plimsoll {
 namespace {
@@ -188,6 +189,33 @@ TEST_F(FileTest, KeepsTheOldFileWhenAReplacementFailsBeforeTheRename) {
   const ScopedFileFault fault({.call = FileCall::kSync, .nth = 2, .os_errno = EIO});
   EXPECT_FALSE(replace_file(path("k"), "new"));  // The directory's sync: renamed, not yet durable.
   EXPECT_EQ(read_small_file(path("k")).or_throw(), "new");
+}
+
+// Goal: the same of a file that a caller writes by other means than File.
+TEST_F(FileTest, ReplacesAFileThatACallerWritesWholeOrNotAtAll) {
+  const auto write = [](const fs::path& beside) -> Result<void> {
+    std::ofstream(beside) << "new";
+    return {};
+  };
+  replace_file(path("w"), "old").or_throw();
+  for (const FileCall call : {FileCall::kSync, FileCall::kRename}) {
+    const ScopedFileFault fault({.call = call, .os_errno = EIO});
+    EXPECT_EQ(replace_file_with(path("w"), write).error().os_errno, EIO);
+    EXPECT_EQ(read_small_file(path("w")).or_throw(), "old");
+    EXPECT_FALSE(fs::exists(path("w.new")));
+  }
+  const auto refused = replace_file_with(path("w"), [](const fs::path& beside) -> Result<void> {
+    std::ofstream(beside) << "half";
+    return fail(ErrorCode::kOverBudget, "no memory for the other half");
+  });
+  EXPECT_EQ(refused.error().code, ErrorCode::kOverBudget);
+  EXPECT_EQ(read_small_file(path("w")).or_throw(), "old");
+  EXPECT_FALSE(fs::exists(path("w.new")));
+  const auto none = [](const fs::path&) { return Result<void>{}; };
+  EXPECT_EQ(replace_file_with(path("w"), none).error().code, ErrorCode::kNotFound);
+  replace_file_with(path("w"), write).or_throw();
+  EXPECT_EQ(read_small_file(path("w")).or_throw(), "new");
+  EXPECT_FALSE(fs::exists(path("w.new")));
 }
 
 TEST_F(FileTest, RenamesDurablyAcrossDirectories) {

@@ -130,7 +130,7 @@ class Soak:
     def may_end(self, number: int, run: str) -> bool:
         """Whether it has committed since it ended last, by itself too: what ends twice at one step is not started again."""
         with contextlib.suppress(OSError, ValueError):
-            before = json.loads((self.queue / "jobs" / f"{number}.json").read_text())["restart_progress"]
+            before = self.jobs()[number]["restart_progress"]
             commit = json.loads((pathlib.Path(run) / "checkpoints" / "manifest.json").read_text())["step"]
             return commit > int(before.rsplit(" ", 1)[-1] or 0)
         return False

@@ -163,15 +163,27 @@ def test_blocks_are_kept_in_memory_of_the_host(resident, tmp_path, monkeypatch):
     assert len(reads) == len(set(reads)) == 4 * BLOCKS  # Each weight once in four steps.
 
 
-def test_nothing_is_left_where_the_rest_of_the_model_does_not_fit(tmp_path):
+@pytest.mark.parametrize("weights", ["streamed", "resident"])
+def test_a_model_that_does_not_fit_is_refused_with_a_limit_that_would_do_and_nothing_is_left(weights, tmp_path):
+    def model():
+        made = Net(64, BLOCKS)
+        made.head = torch.nn.Linear(64, 1 << 16)
+        return made
+
     with plimsoll.Governor("3GiB", foreign_bytes="1GiB", devices={"sim": 8 * MIB}) as governor:
-        model = Net(64, BLOCKS)
-        model.head = torch.nn.Linear(64, 1 << 16)
-        with pytest.raises(torch.OutOfMemoryError) as refused:
-            plimsoll.stream_frozen(model, weights="streamed", directory=tmp_path, device="sim")
+        with pytest.raises(plimsoll.BudgetExceeded, match=r"the model takes 1\d.0 MiB of sim, .*device_memory_limit left 8.0 MiB") as refused:
+            plimsoll.stream_frozen(model(), weights=weights, directory=tmp_path, device="sim")
+        least = refused.value.smallest_limit_bytes
+        assert refused.value.tag == "sim" and 16 * MIB < least <= 20 * MIB
         forget_frames(refused.value)
         assert not [one.name for one in threading.enumerate() if "weights" in one.name]
         assert governor.ledger().pools["weights"].leased_bytes == 0
+    del refused
+    gc.collect()
+    torch.accelerator.empty_cache()
+    with plimsoll.Governor("3GiB", foreign_bytes="1GiB", devices={"sim": least}), torch.no_grad():
+        plimsoll.stream_frozen(whole := model(), weights=weights, directory=tmp_path, device="sim").close()
+        whole.head(torch.zeros(1, 64, device="sim"))
 
 
 @pytest.mark.parametrize("missing", ["copies wait", "compute waits"])

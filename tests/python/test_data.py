@@ -117,6 +117,24 @@ def test_a_split_holds_out_whole_groups(governor, store):
     assert sorted(sum(ids_of(loader), [])) == sorted(train.tolist())
 
 
+def test_a_split_tells_ids_at_ranks_and_the_groups_of_ids(governor, tmp_path):
+    ids, groups = np.array([9, 4, 30, 2, 8, 1]), np.array([70, 70, 5, 5, 5, 6])
+    with plimsoll.FeatureWriter(governor, tmp_path / "grouped", {"x": ("float32", (1,))}, grouped=True) as writer:
+        writer.append(ids, x=np.zeros((6, 1), np.float32), groups=groups)
+    with plimsoll.FeatureStore.open(governor, tmp_path / "grouped") as features:
+        split = plimsoll.Split(governor, features, held_out_groups=1, seed=2)
+        assert sorted([*split.train_ids(), *split.held_out_ids()]) == sorted(ids)
+        ranks = np.array([split.train_rows - 1, 0])
+        assert split.train_ids(ranks).tolist() == split.train_ids()[ranks].tolist()
+        assert split.held_out_ids(np.array([0])).tolist() == split.held_out_ids()[:1].tolist()
+        assert split.groups_of(ids).tolist() == [0, 0, 1, 1, 1, 2] and split.groups_of(ids[:0]).tolist() == []
+        assert len(set(split.groups_of(split.held_out_ids()))) == 1
+        for call in (lambda: split.train_ids(np.array([6])), lambda: split.groups_of(np.array([3]))):
+            with pytest.raises(ValueError, match="rank|ordinal"):
+                call()
+        split.close()
+
+
 @pytest.mark.parametrize("options, error", [
     ({"batch_rows": 0}, ValueError), ({"batch_rows": 8, "columns": ["z"]}, KeyError),
     ({"batch_rows": 8, "queue_bytes": "x"}, ValueError), ({"batch_rows": 8, "loader_threads": 0}, ValueError),

@@ -216,6 +216,15 @@ def test_a_command_that_is_not_there(plimsoll):
     assert "plimsoll-no-such-program: no such program" in done.stderr
 
 
+def test_json_goes_to_a_file_apart_from_what_the_command_prints(plimsoll, tmp_path):
+    said = json.dumps({"ending": "none of ours"})
+    done = plimsoll("--memory-limit", "1GiB", "--json-file", tmp_path / "told", "--", sys.executable, "-c", f"print({said!r}, end=''); exit(3)")
+    told = json.loads((tmp_path / "told").read_text())
+    assert (done.returncode, done.stdout, told["ending"], told["status"]) == (3, said, "done", 3)
+    done = plimsoll("--memory-limit", "1GiB", "--json-file", tmp_path / "none" / "told", "--", "true")
+    assert done.returncode == 0 and "told: what came of the command could not be written" in done.stderr
+
+
 def test_r66_the_peak_is_never_below_the_processes_own(plimsoll):
     """Held and given back within a tenth of the time between two looks."""
     brief = "import time; time.sleep(.3); x = bytearray(300 << 20); del x; time.sleep(.3)"

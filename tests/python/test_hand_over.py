@@ -86,7 +86,8 @@ def test_s34_what_only_python_has_is_handed_over_word_by_word(told, tmp_path):
     path = "it's a \"chat\" ü.jsonl"
     for words in (["resume", "--quiet", runs["chat"]], ["eval", runs["chat"], "--json"], ["eval", runs["of-a-package"]],
                   ["export", runs["chat"], "--out", "x"], ["import", "chat", path, "--out", ""], ["import", "pairs"],
-                  ["import", "vision", "--help"], ["recipes"], ["resume", "--help"], ["plan", "vision", "--data", "*"]):
+                  ["import", "vision", "--help"], ["recipes"], ["resume", "--help"], ["plan", "vision", "--data", "*"],
+                  ["queue", "list", path, "--json"], ["queue"]):
         assert told(*words) == ["-m", "plimsoll", *words]
     for words in (["eval", runs["cosir"]], ["resume", runs["python"]], ["status", runs["chat"]], ["import", "can", path],
                   ["import", "--help"], ["run", "--", "train", "chat"], ["--help"], ["train"], ["eval", "nowhere"]):

@@ -138,3 +138,8 @@ WRONG = [
 @pytest.mark.parametrize(("function", "arguments", "error", "message"), WRONG)
 def test_wrong_arguments_are_refused_by_name(function, arguments, error, message):
     kernel_checks.wrong_arguments_are_refused(function, arguments, lambda: pytest.raises(error, match=message))
+
+
+@pytest.mark.parametrize("case", TRAINED)
+def test_checkpointing_without_reentrance_keeps_the_gradients(case):
+    kernel_checks.checkpointing_keeps_the_gradients(case)

@@ -129,3 +129,8 @@ def test_a_norm_with_columns_of_another_number_is_refused():
     x, weight, bias, mean, variance = normed(4)
     with pytest.raises(ValueError, match=r"mean: \[12\] does not fit x, \[4, 13\]"):
         kernels.norm_relu_dropout(x, weight, bias, mean[1:], variance, of_batch=False)
+
+
+@pytest.mark.parametrize("case", TRAINED)
+def test_checkpointing_without_reentrance_keeps_the_gradients(case):
+    kernel_checks.checkpointing_keeps_the_gradients(case)

@@ -155,8 +155,16 @@ def test_python_starts_it_too(site, tmp_path, monkeypatch):
         plimsoll.train("toy", data="points", out=tmp_path / "other", lrr=1)
     with pytest.raises(ValueError, match="the recipe toy has no plan"):
         plimsoll.plan("toy", data="points")
-    with pytest.raises(ValueError, match='there is no recipe "toys"; there are "cosir", "can-kd", "chat", "vision", "toy"'):
+    with pytest.raises(ValueError, match='there is no recipe "toys"; there are "cosir", "can-kd", "chat", "vision"'):
         plimsoll.train("toys", data="points", out=tmp_path / "other")
+
+
+def test_a_name_that_no_recipe_has_is_told_with_those_there_are(site, tmp_path):
+    """In a process of its own: a recipe that another test added stays."""
+    done = subprocess.run([sys.executable, "-c", f"import plimsoll\nplimsoll.train('toys', data='points', out={str(tmp_path / 'other')!r})"],
+                          text=True, capture_output=True, timeout=300, check=False,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), os.environ["PYTHONPATH"]])})
+    assert 'ValueError: there is no recipe "toys"; there are "cosir", "can-kd", "chat", "vision", "toy"' in done.stderr
 
 
 def test_a_wrong_description_is_refused_by_name():

@@ -2,6 +2,7 @@
 """Run.embedding(): rows of a table as a module, in a step's transaction."""
 import copy
 
+import numpy as np
 import pytest
 
 import plimsoll
@@ -238,3 +239,28 @@ def test_a_copy_of_a_model_looks_up_in_the_same_table(run):
     model = torch.nn.Sequential(vectors, torch.nn.Linear(4, 1))
     assert "0" not in "".join(name.split(".")[0] for name in model.state_dict())
     assert torch.equal(weights(copy.deepcopy(model)[0]), weights(vectors))
+
+
+def test_a_table_of_any_ids_lies_in_the_order_of_its_samples(tmp_path):
+    ids, asked = np.array([70, 3, 41, 9, 12]), []
+
+    def made():
+        asked.append(True)
+        return ids
+
+    def train(out, epochs=1, **options):
+        with plimsoll.Run(tmp_path / out, memory_limit="2GiB", seed=3) as run:
+            vectors = run.embedding("items", rows=5, dim=4, init=INIT, optimizer=plimsoll.SGD(lr=0.5), ids=made, **options)
+            run.track(model=torch.nn.Linear(1, 1))
+            for batch in run.steps([torch.tensor([70, 9]), torch.tensor([12, 3])], epochs=epochs, progress=False):
+                run.step(lambda rows: vectors(rows).square().sum(), batch)
+            with torch.no_grad():
+                return vectors(torch.from_numpy(ids)), plimsoll.info(vectors.store.directory)["layout"]
+
+    (rows, layout), (ordered, other) = train("any"), train("ordered", layout="sample_order", order_seed=8, io_threads=2)
+    assert torch.equal(rows, ordered) and layout.startswith("any") and other.startswith("sample")
+    assert torch.equal(train("ordered", epochs=2)[0], train("any", epochs=2)[0])  # It stays where it was made.
+    assert len(asked) == 2  # For a new table alone.
+    with pytest.raises(ValueError, match="ids of 'items'.*virtual workers cannot have it"):
+        with plimsoll.Run(tmp_path / "several", memory_limit="2GiB", virtual_workers=2) as run:
+            run.embedding("items", rows=5, dim=4, ids=made)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
+from torch.utils.checkpoint import checkpoint
 
 from plimsoll import kernels
 from tests.support.kernel_cases import Case, forward_and_backward, gap, listed, trained_of
@@ -106,3 +107,11 @@ def wrong_arguments_are_refused(function, arguments, raises):
         function(*arguments)
     with raises():
         function(*(one.clone().requires_grad_() if isinstance(one, torch.Tensor) and one.is_floating_point() else one for one in arguments))
+
+
+def checkpointing_keeps_the_gradients(case: Case):
+    """torch.utils.checkpoint computes the operator again as its backward asks for what it had saved."""
+    def again(*arguments):
+        return checkpoint(case.operator, *arguments, use_reentrant=False)
+
+    same(forward_and_backward(again, case.arguments(50)), forward_and_backward(case.operator, case.arguments(50)))

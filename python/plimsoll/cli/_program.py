@@ -145,6 +145,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: list[str]) -> int:
+    if given[1:2] == ["queue"]:
+        from . import _queue_command
+
+        return _queue_command.run(given[2:])
     if given[1:3] == ["import", "chat"]:
         from . import _chat_command
 

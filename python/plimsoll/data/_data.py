@@ -95,21 +95,35 @@ class Split:
         """Number of held-out groups."""
         return self._core.held_out_groups
 
-    def train_ids(self) -> np.ndarray:
-        """Returns the ids of the training records. Shape: int64 [train_rows]."""
-        return self._ids(self._core.train_ordinals, self.train_rows)
+    def train_ids(self, ranks: Any = None) -> np.ndarray:
+        """Returns the ids of the training records, or of those at some ranks. Shape: int64 [n], or [train_rows].
 
-    def held_out_ids(self) -> np.ndarray:
-        """Returns the ids of the held-out records. Shape: int64 [held_out_rows]."""
-        return self._ids(self._core.held_out_ordinals, self.held_out_rows)
+        Errors: ValueError for a rank out of range.
+        """
+        return self._ids(self._core.train_ordinals, self.train_rows, ranks)
+
+    def held_out_ids(self, ranks: Any = None) -> np.ndarray:
+        """Returns the ids of the held-out records, or of those at some ranks. Shape: int64 [n], or [held_out_rows].
+
+        Records of one group are next to each other. Errors: ValueError for a rank out of range.
+        """
+        return self._ids(self._core.held_out_ordinals, self.held_out_rows, ranks)
+
+    def groups_of(self, ids: Any) -> np.ndarray:
+        """Returns the index of each record's group. Shape: int64 [n] → int64 [n]. Errors: ValueError for an unknown id."""
+        ordinals = self._store.find(ids)
+        out = np.empty(len(ordinals), np.int64)
+        self._core.groups_of(ordinals, out)
+        return out
 
     def close(self) -> None:
         """Returns the split's memory to the governor. Loaders opened with it go on working."""
         self._core.close()
 
-    def _ids(self, ordinals_at: Any, rows: int) -> np.ndarray:
-        ordinals = np.empty(rows, np.int64)
-        ordinals_at(np.arange(rows, dtype=np.int64), ordinals)
+    def _ids(self, ordinals_at: Any, rows: int, ranks: Any) -> np.ndarray:
+        wanted = np.arange(rows, dtype=np.int64) if ranks is None else ids_in(ranks, "ranks")
+        ordinals = np.empty(len(wanted), np.int64)
+        ordinals_at(wanted, ordinals)
         return self._store.ids(ordinals)
 
 

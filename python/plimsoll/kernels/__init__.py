@@ -26,9 +26,11 @@ from ._graphs import (
     sort_edges,
 )
 from ._layers import column_moments, logistic, lstm_cell, mix_layers, norm_relu_dropout, relu_dropout, sample_normal, segment_mean
+from ._random import mix64, philox, random_normal, random_uniform, uniform_of
 from ._recall import recall_ranks, turned_gallery_ranks, turned_query_ranks
 
 __all__ = ["column_moments", "displacement_cosines", "dropout_factors", "gat_conv", "id_cross_entropy", "id_cross_entropy_rows", "linear_rows",
-           "logistic", "lstm_cell", "mean_square", "mix_layers", "nearest_neighbors", "neighbor_cross_entropy", "norm_relu_dropout",
-           "normal_divergence", "normalize_rows", "polar_coordinates", "recall_ranks", "relu_dropout", "rotate_toward", "sample_normal",
-           "segment_mean", "sort_edges", "symmetric_info_nce", "turned_gallery_ranks", "turned_query_ranks"]
+           "logistic", "lstm_cell", "mean_square", "mix64", "mix_layers", "nearest_neighbors", "neighbor_cross_entropy", "norm_relu_dropout",
+           "normal_divergence", "normalize_rows", "philox", "polar_coordinates", "random_normal", "random_uniform", "recall_ranks",
+           "relu_dropout", "rotate_toward", "sample_normal", "segment_mean", "sort_edges", "symmetric_info_nce", "turned_gallery_ranks",
+           "turned_query_ranks", "uniform_of"]

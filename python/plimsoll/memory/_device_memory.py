@@ -6,7 +6,7 @@ Threads: as the device's allocator.   Memory: the device's context, and the work
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .._core import DeviceStatus, format_bytes
@@ -174,6 +174,23 @@ class DeviceMemory:
 
     def __repr__(self) -> str:
         return f"<DeviceMemory: {self.explain()}>"
+
+
+def reserved_for(sizes: Iterable[int]) -> int:
+    """Returns the bytes that torch's allocator reserves for blocks of these sizes, made in this order and none let go: by CUDA's rules."""
+    total, left = 0, ([0], [0])  # What is left of segments: of those of small blocks, and of others.
+    for size in sizes:
+        size, small = max(1, -(-size // 512)) * 512, size <= _MIB
+        free = left[0 if small else 1]
+        fits = min((one for one in free if one >= size), default=0)
+        if fits:
+            free.remove(fits)
+        else:
+            fits = 2 * _MIB if small else 20 * _MIB if size < 10 * _MIB else -(-size // (2 * _MIB)) * 2 * _MIB
+            total += fits
+        if fits - size > (0 if small else _MIB):
+            free.append(fits - size)
+    return total
 
 
 def _whole_mib(size: int) -> int:

@@ -359,6 +359,10 @@ class Governor:
         for one in devices.values():
             one.close()
 
+    def device_memory(self, device: Any) -> DeviceMemory | None:
+        """Returns the limit of a torch.device that has a number; None: it has none of this governor's."""
+        return next((one for one in self.devices.values() if one.is_of(device)), None)
+
     def device_refusal(self, text: str, needed_bytes: int | None = None) -> BudgetExceeded:
         """Makes the exception for a request that a device refused, which is taken to be the fullest one; the caller raises it. It names a
         limit to try.

@@ -20,20 +20,25 @@ Threads: recipes are found on the first call that needs them.   Memory: at most 
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
 import math
 import os
+import pathlib
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import _core
 from .._core import format_bytes
-from ..errors import MemoryPressure
+from ..errors import MemoryPressure, NotFoundError
 
-__all__ = ["Recipe", "RunOptions", "Told", "add", "option"]
+if typing.TYPE_CHECKING:
+    from ..memory._memory import Governor
+
+__all__ = ["DeviceOptions", "Recipe", "RunOptions", "Told", "add", "committed", "limited", "option"]
 
 _OURS: tuple[str, ...] = ("chat", "vision")  # Modules beside this one, each with a RECIPE: a new recipe of ours is a word here.
 _GROUP = "plimsoll.recipes"
@@ -66,7 +71,7 @@ class RunOptions:
 
 def option(default: bool | int | float | str, about: str, *, least: float | None = None,
            most: float | None = None, choices: tuple[str, ...] = (), path: bool = False, size: bool = False,
-           decides_bits: bool = True) -> Any:
+           auto: bool = False, decides_bits: bool = True) -> Any:
     """Makes a field of a recipe's options.
 
     default:      the default, which also decides the type: bool, int, float or str.
@@ -75,11 +80,41 @@ def option(default: bool | int | float | str, about: str, *, least: float | None
     choices:      the only values of a str.
     path:         whether a str is a path. It is made absolute, and may differ when the run is resumed.
     size:         whether an int is a number of bytes, which may be written as "64MiB".
+    auto:         whether an int may be written as "auto", which is 0.
     decides_bits: whether the option decides the run's bits; if False, it may change when the run is resumed.
     """
     return dataclasses.field(default=default, metadata={
-        "about": about, "least": least, "most": most, "choices": choices, "path": path, "size": size,
+        "about": about, "least": least, "most": most, "choices": choices, "path": path, "size": size, "auto": auto,
         "decides_bits": decides_bits})
+
+
+@dataclasses.dataclass(kw_only=True)
+class DeviceOptions(RunOptions):
+    """The options of a run that trains on a device of torch, or on the processor."""
+
+    device: str = option("auto", "Device to train on: auto, cpu, cuda, cuda:1; auto is the GPU that torch has, else the processor; ranks and "
+                                 "virtual workers train on the processor", decides_bits=False)
+    device_memory_limit: str = option("", "Memory limit of the device: 20GiB, 80%; without one, 95 % of what is free when the run begins",
+                                      decides_bits=False)
+
+    def device_name(self) -> str:
+        """Returns torch's name of the device to train on."""
+        import torch
+
+        if self.device != "auto":
+            return self.device
+        found = None if self.on_processor_because() else torch.accelerator.current_accelerator()
+        return found.type if found is not None else "cpu"
+
+    def on_processor_because(self) -> str:
+        """Says what can only be had on the processor; "" where nothing of it is asked for."""
+        return ""
+
+    def devices(self) -> dict[str, str]:
+        from ..memory._device_memory import limit_around
+
+        name = self.device_name()
+        return {} if name == "cpu" else {name: self.device_memory_limit or limit_around()}
 
 
 class Told(dict[str, Any]):
@@ -179,7 +214,7 @@ def _fields_of(recipe: Recipe) -> list[_core.RecipeField]:
             raise ValueError(f"recipe {recipe.name}: {field.name} must be an option(default, about) of a bool, "
                              "int, float or str, as its annotation says")
         choices = "|".join(said["choices"])
-        word = "size" if said["size"] else "path" if said["path"] else "choice" if choices else _KINDS[kind]
+        word = "size" if said["size"] else "path" if said["path"] else "auto" if said["auto"] else "choice" if choices else _KINDS[kind]
         least, most = said["least"], said["most"]
         if least is None:
             least = 0.0 if kind is int else -1e300
@@ -248,6 +283,35 @@ class _Work:
         if self._recipe.before is not None:
             self._recipe.before(options)
         return options
+
+
+@contextlib.contextmanager
+def limited(options: RunOptions) -> Iterator[Governor]:
+    """Yields a governor of the options' limits, with torch as a run has it: for a recipe's functions beside train().
+
+    Errors: as plimsoll.Governor's.
+    """
+    from ..memory._memory import Governor
+    from ..run import _run_settings
+
+    _run_settings.settle(options.seed, options.compute_threads, True)
+    with Governor(options.memory_limit, foreign_bytes=options.foreign_bytes, devices=options.devices()) as governor:
+        yield governor
+
+
+def committed(run: str) -> tuple[int, dict[str, Any]]:
+    """Returns the step of a run's last commit, and the states of its tracked parts by name. Tensors are pages of the file.
+
+    Errors: NotFoundError where nothing is committed yet; CorruptError.
+    """
+    from ..run import _runs
+    from ..training._checkpoint import read
+
+    step = int(_runs.status(run)["checkpoint_step"])
+    if step < 0:
+        raise NotFoundError(f"{run}: nothing is committed yet")
+    parts: dict[str, Any] = read(pathlib.Path(run) / "checkpoints" / f"step-{step:09}" / "parts.pt", step, mapped=True)["parts"]
+    return step, parts
 
 
 class _OfRecipe(typing.NamedTuple):

@@ -21,7 +21,7 @@ from ..core._random_states import RandomStates
 from ..errors import MemoryPressure
 from ..memory._device_memory import of_accelerator
 from ..memory._scratch import find_run_by
-from ..rows._embedding import EmbeddingStore, Normal, Optimizer, Uniform, Zeros
+from ..rows._embedding import EmbeddingStore, Normal, Optimizer, Uniform, Zeros, is_table
 from ..training._batch import Batch
 from ._run_life import Failure, Intervals, Life, Where
 
@@ -141,9 +141,8 @@ class Run:
             raise
         self._count = 1 if self._workers is None else self._workers.count
         self._life = Life(self.path, self._content, self._here, group, self._count, memory_limit=memory_limit, seed=self.seed,
-                          options=dict(options or {}), foreign_bytes=foreign_bytes, disk_limit=disk_limit,
-                          devices=devices, compute_threads=compute_threads,
-                          deterministic=deterministic, accept=accept,
+                          options=dict(options or {}), foreign_bytes=foreign_bytes, disk_limit=disk_limit, devices=devices,
+                          compute_threads=compute_threads, deterministic=deterministic, accept=accept,
                           run_toml=_of_recipe.run_toml if _of_recipe else None)
         self._of_recipe = _of_recipe  # Set by plimsoll.recipes: the options of the command line.
         self.governor = self._life.governor
@@ -228,14 +227,15 @@ class Run:
                 self._life.report.event("setting", differs)
 
     def embedding(self, name: str, *, rows: int, dim: int, optimizer: Optimizer | None = None,
-                  init: Zeros | Normal | Uniform | None = None, dtype: str = "float32",
-                  store_bytes: int | str = 0, batch_rows: int = 4096) -> Vectors:
-        """Makes a torch.nn.Module with one trainable row, on disk, for each id from 0 to rows − 1 (see Vectors).
+                  init: Zeros | Normal | Uniform | None = None, dtype: str = "float32", store_bytes: int | str = 0, batch_rows: int = 4096,
+                  ids: Callable[[], Any] | None = None, layout: str = "any_order", order_seed: int = 0, io_threads: int = 8) -> Vectors:
+        """Makes a torch.nn.Module with one trainable row, on disk, for each id from 0 to rows − 1, or each of `ids` (see Vectors).
 
             vectors = run.embedding("items", rows=10_000_000, dim=64, optimizer=plimsoll.AdamW(lr=0.03))
             vectors(ids)                     # int64 [...] -> float32 [..., 64], with autograd
 
-        optimizer, init, dtype, store_bytes, batch_rows: those of EmbeddingStore.open(). By default, a new table has
+        ids: makes the ids of a new table, int64 [rows]; only for one process without virtual_workers.
+        Other arguments: those of EmbeddingStore.open(); layout and order_seed are for a new table. By default, that has
         optimizer=plimsoll.AdamW(lr=0.001) and init=plimsoll.Normal(std=0.01) with the run's seed; print(vectors) shows
         the optimizer. With virtual_workers or several ranks, returns a DealtVectors: each rank has a
         table of the rows it owns, and store_bytes is per rank.
@@ -248,23 +248,25 @@ class Run:
         init = Normal(seed=self.seed) if init is None else init
         said = {"rows": rows, "dim": dim, "dtype": dtype, "optimizer": str(optimizer), "init": str(init)}
         if name in self._tables or self._parts.closed or not name.isidentifier():
-            raise ValueError(f"embedding: {name!r} must be a new name of letters, digits and underscores, "
-                             "before the first batch")
+            raise ValueError(f"embedding: {name!r} must be a new name of letters, digits and underscores, before the first batch")
         if self._saved:
             _must_be_equal(f"embedding {name!r}", said, self._saved["tables"].get(name))
+        if ids is not None and self._workers is not None:
+            self._workers.refuse(f"embedding: ids of {name!r}", "number the rows from 0, and leave ids out")
         self.group.must_be_same("the parts", {name: said}, "open the same tables on all ranks")
         table = self.group.on_all("the parts", lambda: self._opened(
-            name, rows, dim=dim, dtype=dtype, init=init, optimizer=optimizer, store_bytes=store_bytes, batch_rows=batch_rows))
+            name, rows, ids, {"layout": layout, "order_seed": order_seed}, dim=dim, dtype=dtype, init=init, optimizer=optimizer,
+            store_bytes=store_bytes, batch_rows=batch_rows, io_threads=io_threads))
         made = Vectors(name, table, self._parts) if self._workers is None else DealtVectors(
             name, DealtTable(name, table, rows, self.group), self._parts)
         self._tables[name] = made, said
         return made
 
-    def _opened(self, name: str, rows: int, **options: Any) -> EmbeddingStore:
-        """Opens this rank's table, after it was made from the tables of another number of ranks if need be."""
+    def _opened(self, name: str, rows: int, ids: Callable[[], Any] | None, new: dict[str, Any], **options: Any) -> EmbeddingStore:
+        """Opens this rank's table, after it was made from the tables of another number of ranks if need be. new: options for a new table only."""
         def made(path: str | os.PathLike[str], at_step: int | None = None) -> EmbeddingStore:
-            with self._folders.which(rows, path) as which:
-                return EmbeddingStore.open(self.governor, path, at_step=at_step, **which, **options)
+            with self._folders.which(rows, path, ids) as which:
+                return EmbeddingStore.open(self.governor, path, at_step=at_step, **which, **({} if is_table(path) else new), **options)
 
         def read(path: str) -> EmbeddingStore:
             return EmbeddingStore.open(self.governor, path, at_step=self._life.saved_step, pinned=True)
@@ -350,8 +352,7 @@ class Run:
                              cleanup_every_n_steps=cleanup_every_n_steps)
         workers = self._workers
         if workers is not None and not workers.told and not isinstance(data, RunLoader):
-            workers.refuse(f"steps: data of a {type(data).__name__}", "use run.loader(dataset), which each has its "
-                           "part of, or say virtual_workers")
+            workers.refuse(f"steps: data of a {type(data).__name__}", "use run.loader(dataset), which each has its part of, or say virtual_workers")
         self._begin_or_wait()
         self._failure = None
         self._life.begins()
@@ -375,8 +376,7 @@ class Run:
         self._parts.check_complete()
         missing = sorted(self._saved.get("tables", {}).keys() - self._tables.keys())
         if missing:
-            raise ValueError(f"steps: the run has tables that this program does not open: run.embedding("
-                             f"{', '.join(map(repr, missing))}, …)")
+            raise ValueError(f"steps: the run has tables that this program does not open: run.embedding({', '.join(map(repr, missing))}, …)")
         self.group.check_shared(self._parts)
 
     def _must_have_begun_with(self, data: dict[str, Any]) -> None:

@@ -46,22 +46,23 @@ class TableFolders:
         return self._path(self.name, self._rank, name)
 
     @contextlib.contextmanager
-    def which(self, rows: int, path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    def which(self, rows: int, path: str | os.PathLike[str], ids: Callable[[], Any] | None = None) -> Iterator[dict[str, Any]]:
         """Yields the arguments of EmbeddingStore.open() that choose this rank's rows, among ids from 0 to rows − 1, for the table at `path`.
+        ids: makes the ids of a table of one process.
 
         Yields {} if the table exists: it was made so, and the commit's record of it is compared elsewhere. During the block the
         ids are in an unnamed file in the run's folder. Errors: OSError.
         """
         if self._ranks == 1:
-            yield {"rows": rows}
+            yield {"rows": rows} if ids is None or self._step >= 0 else {"ids": ids()}
             return
         if is_table(path):
             yield {}
             return
         with tempfile.TemporaryFile(dir=self._root) as file:
             for begin in range(0, rows, _AT_ONCE):
-                ids = np.arange(begin, min(begin + _AT_ONCE, rows), dtype=np.int64)
-                file.write(memoryview(ids[owners_of(ids, self._ranks) == self._rank]))
+                some = np.arange(begin, min(begin + _AT_ONCE, rows), dtype=np.int64)
+                file.write(memoryview(some[owners_of(some, self._ranks) == self._rank]))
             file.flush()
             yield {"ids": np.memmap(file, np.int64, "r")} if file.tell() else {"rows_max": 1}  # This rank has no rows.
 

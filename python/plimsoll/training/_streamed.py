@@ -7,6 +7,7 @@ Threads: the thread that trains, and the ring's.   Memory: the ring's; a number 
 """
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import os
@@ -21,10 +22,12 @@ from ..core._arrays import byte_size
 from ..core._devices import numbered
 from ..core._folders import replaced
 from ..errors import CorruptError
+from ..memory._device_memory import reserved_for
 from ..memory._memory import Governor, format_bytes
+from ..memory._refusal import is_of_device
 from ..memory._scratch import folder_of_run, scratch_folder
 from ._device_ring import DeviceRing
-from ._weight_files import Place, WeightReader, bytes_of, names_in, places_in, write_tensors
+from ._weight_files import Place, WeightReader, bytes_of, found_in, places_in, plain, renamed, write_tensors
 from ._weight_ring import WeightRing
 
 if TYPE_CHECKING:
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
 
 _FILE = "frozen.safetensors"
 _HOST_SLOTS = 2  # On the way to a device: one is read, one is copied.
-_CONVERTED = {"float64", "float32", "float16", "bfloat16"}  # To one another.
 _CACHES = ("cache", "past_key_value", "past_key_values", "layer_past")  # Of keys and values: transformers' names.
 
 
@@ -51,7 +53,8 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
     Blocks are the modules of every torch.nn.ModuleList whose entries are of one type, outermost first. Of them
     the parameters that require no gradient are streamed: forward in the order of the blocks, and in backward,
     where each block runs again (torch.utils.checkpoint at its border, so that activations within blocks are not
-    kept either), in the reverse order. All other parameters stay in memory. Any order of use is right, and
+    kept either), in the reverse order. All other parameters stay in memory, and so do those that are in two places:
+    tied ones, those of a module in two blocks, and views of the same values. Any order of use is right, and
     another than this waits for the disk. The bits are those of the resident model.
 
     model:   made before; the values of streamed weights are let go. Parameters on the meta device, other than
@@ -74,10 +77,12 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
     is compared: with other files, or damaged ones, CorruptError names file and tensor when it is read, for the first
     time or after the file was written. So a run goes on, streamed or resident, from the same files alone.
     Outside of its block a streamed parameter has its shape and dtype and no values: RuntimeError names it. In a
-    forked process the model does not run. Caches of keys and values are left out where gradients are made.
+    forked process the model does not run. Caches of keys and values are left out where gradients are made. A block runs again
+    as a whole: torch.utils.checkpoint goes around it or not at all, never around a part within.
     Memory:  slots × the largest block, 4 MiB, and cache_bytes, leased when it is made. With a device two slots of the host's, and
              `slots` there.
-    Errors:  BudgetExceeded; ValueError naming the argument or the parameter; NotFoundError; CorruptError; OSError.
+    Errors:  BudgetExceeded; ValueError naming the argument or the parameter; NotFoundError; CorruptError; OSError. A model that did
+             not fit on a device has parts there and on the host: make it again.
     """
     _torch_gate.load()
     if weights not in ("auto", "resident", "streamed"):
@@ -89,16 +94,20 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
         raise ValueError("stream_frozen: there is no Governor that its memory is leased from: make one first, or a Run")
     if hasattr(model, "tie_weights") and any(one.is_meta for one in model.parameters()):
         cast(Any, model).tie_weights()  # Of transformers: from_pretrained() does it when it has loaded, and from_config() not at all.
+    where = numbered(device, "device")
+    _must_be_on_the_host(model, files is not None, where is not None)
     blocks = _blocks_of(model)
     if not blocks:
+        tied = [names for names in _names_of(model, frozen=True).values() if len(names) > 1]
         raise ValueError("model: it has no torch.nn.ModuleList of two or more modules of one type with parameters "
-                         "that require no gradient: model.requires_grad_(False) freezes all")
-    _must_be_on_the_host(model, files is not None)
-    where = numbered(device, "device")
+                         "that require no gradient: model.requires_grad_(False) freezes all"
+                         + (f"; {tied[0][0]} is {tied[0][1]}, too, so it stays in memory" if tied else ""))
     size = sum(owned.size for block in blocks for owned in block.owned)
     streamed = weights == "streamed" or (weights == "auto" and 2 * size > _room(governor, where)())
-    places = None if files is None else _renamed(model, places_in(files))
-    with contextlib.ExitStack() as undo:
+    if streamed:
+        _must_be_values(blocks)
+    places = None if files is None else renamed(model, places_in(files))
+    with contextlib.ExitStack() as undo, _there(governor, model, blocks if streamed else [], slots, where):
         reader = WeightReader()
         undo.callback(reader.close)
         if places is None and streamed:
@@ -121,7 +130,7 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
                 governor._on_their_way.add(ring)
         made = StreamedWeights(blocks, size, ring, where)
         if where is not None:
-            model.to(where)
+            _move(model, where)
         if ring is not None:
             undo.pop_all()
             governor._adopt(ring)
@@ -313,30 +322,55 @@ def _blocks_of(model: Any) -> list[_Block]:
     """Returns the blocks in the order of the model, with the frozen parameters that only they have."""
     import torch
 
-    places: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            places[id(parameter)] = places.get(id(parameter), 0) + 1
+    parts, held = _counted(model)
+    alike = _of_same_values(model)
     found: list[_Block] = []
     inside: set[int] = set()
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.ModuleList) or id(module) in inside or len(module) < 2 \
                 or len({type(one) for one in module}) > 1:
             continue
-        own = []
+        own: dict[int, _Block] = {}  # A block that is there twice is one.
         for number, block in enumerate(module):
-            owned = [_Owned(part, key, ".".join(filter(None, (name, str(number), path, key))))
-                     for path, part in block.named_modules() for key, parameter in part._parameters.items()
-                     if parameter is not None and not parameter.requires_grad and parameter.numel()
-                     and places[id(parameter)] == 1]
-            own.append(_Block(block, owned))
-        if any(block.owned for block in own):
+            if id(block) in inside or id(block) in own:
+                continue
+            within = _counted(block)[1]
+            once = collections.Counter(id(one) for part in block.modules() for one in part._parameters.values())
+            own[id(block)] = _Block(block, [
+                _Owned(part, key, ".".join(filter(None, (name, str(number), path, key))))
+                for path, part in block.named_modules() for key, parameter in part._parameters.items()
+                if parameter is not None and not parameter.requires_grad and parameter.numel() and once[id(parameter)] == 1
+                and held[id(parameter)] == parts[id(block)] * within[id(parameter)] and id(parameter) not in alike])
+        if any(block.owned for block in own.values()):
             inside.update(id(part) for part in module.modules())
-            found += [block for block in own if block.owned]
+            found += [block for block in own.values() if block.owned]
     return found
 
 
-def _must_be_on_the_host(model: Any, has_files: bool) -> None:
+def _counted(module: Any) -> tuple[collections.Counter[int], collections.Counter[int]]:
+    """Returns how often each module, and each parameter, occurs in the module, by id."""
+    parts = [part for _, part in module.named_modules(remove_duplicate=False)]
+    return collections.Counter(map(id, parts)), collections.Counter(id(one) for part in parts for one in part._parameters.values())
+
+
+def _of_same_values(model: Any) -> set[int]:
+    """Returns the ids of parameters whose memory another one has, too."""
+    spans = []  # (first byte, end, id).
+    for one in model.parameters():
+        if one.numel() and not one.is_meta:
+            last = sum((size - 1) * step for size, step in zip(one.shape, one.stride()))
+            spans.append((one.data_ptr(), one.data_ptr() + (last + 1) * one.element_size(), id(one)))
+    alike: set[int] = set()
+    end, other = 0, 0  # Of the span that ends last, so far.
+    for begin, until, one in sorted(spans):
+        if begin < end:
+            alike |= {other, one}
+        if until > end:
+            end, other = until, one
+    return alike
+
+
+def _must_be_on_the_host(model: Any, has_files: bool, moves: bool) -> None:
     from ._absent import Absent
 
     for name, parameter in model.named_parameters():
@@ -347,10 +381,25 @@ def _must_be_on_the_host(model: Any, has_files: bool) -> None:
                              + ("it is trained, so make it on the CPU" if has_files else "name its files=…"))
         if parameter.device.type not in ("cpu", "meta"):
             raise ValueError(f"model: {name} is on {parameter.device} already: make the model on the CPU, and name device={str(parameter.device)!r}")
+    alike = _of_same_values(model) if moves else ()
+    for name, parameter in model.named_parameters():
+        if id(parameter) in alike and parameter.requires_grad:
+            raise ValueError(f"model: {name} and another parameter are views of the same values, which torch's model.to(device) would part: "
+                             "make them one parameter")
     for name, buffer in model.named_buffers():
         if buffer.is_meta:
             raise ValueError(f"model: the buffer {name} is on the meta device, and files may have none: make the model with "
                              "its buffers, as accelerate.init_empty_weights() does")
+
+
+def _must_be_values(blocks: list[_Block]) -> None:
+    """Raises ValueError naming a parameter that is more than its values, such as one of bitsandbytes' Linear4bit."""
+    import torch
+
+    for owned in (owned for block in blocks for owned in block.owned):
+        if type(owned.parameter) is not torch.nn.Parameter:
+            raise ValueError(f"model: {owned.full_name} is a {type(owned.parameter).__qualname__}, which has more than its values, and does not stream: "
+                             "say weights=\"resident\"; the recipes chat and vision stream quantised weights (--base nf4)")
 
 
 def _room(governor: Governor, device: torch.device | None) -> Callable[[], int]:
@@ -359,43 +408,24 @@ def _room(governor: Governor, device: torch.device | None) -> Callable[[], int]:
 
     if device is None:
         return lambda: governor.ledger().free_bytes
-    limited = [one for one in governor.devices.values() if one.is_of(device)]
-    return lambda: limited[0].free_bytes if limited else int(torch.accelerator.get_memory_info(device)[0])
+    limited = governor.device_memory(device)
+    return lambda: limited.free_bytes if limited else int(torch.accelerator.get_memory_info(device)[0])
 
 
-def _renamed(model: Any, places: dict[str, Place]) -> dict[str, Place]:
-    """Returns the places by the model's names."""
-    names = names_in(model, places)
-    return {names[name]: place for name, place in places.items()}
+def _names_of(model: Any, frozen: bool = False) -> dict[int, list[str]]:
+    """Returns the names of each parameter, by its id: a file has a shared one under one of its names. frozen: only parameters without gradients."""
+    names: dict[int, list[str]] = {}
+    for name, one in model.named_parameters(remove_duplicate=False):
+        if not (frozen and one.requires_grad):
+            names.setdefault(id(one), []).append(name)
+    return names
 
 
-def _place_of(owned: _Owned, places: dict[str, Place]) -> Place:
-    """Returns the parameter's place in the files. Errors: ValueError where it is missing or differs."""
-    found = _found(owned.full_name, owned, places)
+def _place_of(owned: _Owned, places: dict[str, Place], names: Iterable[str] = ()) -> Place:
+    """Returns the parameter's place in the files. names: other names that it may have there. Errors: ValueError where it is missing or differs."""
+    found = next(filter(None, (found_in(name, owned, places) for name in (owned.full_name, *names))), None)
     if found is None:
-        raise ValueError(f"files: none has {_plain(owned.full_name)}, a frozen parameter of the model")
-    return found
-
-
-def _plain(name: str) -> str:
-    """Returns a name without what PEFT has added."""
-    return name.replace("base_model.model.", "", 1).replace(".base_layer", "")
-
-
-def _found(full_name: str, tensor: Any, places: dict[str, Place]) -> Place | None:
-    """Finds the place of a tensor of this dtype and shape. Errors: ValueError where the place differs."""
-    plain = _plain(full_name)
-    found = places.get(full_name) or places.get(plain)
-    if found is None:
-        ends = [place for name, place in places.items() if name.endswith("." + plain) or plain.endswith("." + name)]
-        if len(ends) != 1:
-            return None
-        found = ends[0]
-    kind = str(tensor.dtype).removeprefix("torch.")
-    if found.shape != tuple(tensor.shape) or (found.dtype != kind and not {found.dtype, kind} <= _CONVERTED):
-        raise ValueError(f"files: {found.name} of {found.path} is {found.dtype} {list(found.shape)}, and the model's is "
-                         f"{kind} {list(tensor.shape)}: these are the files of another model")
-    found.wanted = kind if found.dtype != kind else ""
+        raise ValueError(f"files: none has {plain(owned.full_name)}, a frozen parameter of the model")
     return found
 
 
@@ -412,6 +442,7 @@ def _fill(model: Any, blocks: list[_Block], places: dict[str, Place], streamed: 
     made_empty = any(one.is_meta for one in model.parameters())
     mine = {(id(owned.module), owned.name): owned for block in blocks for owned in block.owned}
     made: dict[int, Any] = {}  # Parameters that several modules share stay one.
+    names = _names_of(model)
     try:
         for path, module in model.named_modules():
             for name, parameter in list(module._parameters.items()):
@@ -420,17 +451,54 @@ def _fill(model: Any, blocks: list[_Block], places: dict[str, Place], streamed: 
                     continue
                 owned = owned or _Owned(module, name, ".".join(filter(None, (path, name))))
                 if id(parameter) not in made:
-                    tensor = read(owned.place or _place_of(owned, places), torch.empty(owned.shape, dtype=owned.dtype))
+                    place = owned.place or _place_of(owned, places, names[id(parameter)])
+                    tensor = read(place, torch.empty(owned.shape, dtype=owned.dtype))
                     made[id(parameter)] = (parameter, torch.nn.Parameter(tensor if device is None else tensor.to(device), requires_grad=False))
                 owned.put(made[id(parameter)][1])
             for name, buffer in module._buffers.items() if made_empty else ():
                 if buffer is None or name in module._non_persistent_buffers_set or not buffer.numel():
                     continue
-                place = _found(".".join(filter(None, (path, name))), buffer, places)
-                if place is not None:
-                    buffer.copy_(read(place, torch.empty_like(buffer, memory_format=torch.contiguous_format)))
+                found = found_in(".".join(filter(None, (path, name))), buffer, places)
+                if found is not None:
+                    buffer.copy_(read(found, torch.empty_like(buffer, memory_format=torch.contiguous_format)))
     finally:
         reader.close()
+
+
+@contextlib.contextmanager
+def _there(governor: Governor, model: Any, streamed: list[_Block], slots: int, device: torch.device | None) -> Iterator[None]:
+    """Brings the model to the device inside the block. Errors: BudgetExceeded, if the device has a limit, naming the need and the room."""
+    import torch
+
+    memory = None if device is None else governor.device_memory(device)
+    if memory is None:
+        yield
+        return
+    mine = {id(owned.parameter) for block in streamed for owned in block.owned}
+    sizes = [1 if id(one) in mine else one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers())]
+    block = max((sum(owned.size for owned in block.owned) for block in streamed), default=0)
+    needed, free = reserved_for([*sizes, *[block] * (slots if streamed else 0)]), memory.free_bytes
+    before = memory.reserved_bytes
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if not is_of_device(error):
+            raise
+        raise memory.refusal(f"stream_frozen: the model takes {format_bytes(needed)} of {memory.name}, {'streamed' if streamed else 'resident'}, and its "
+                             f"device_memory_limit left {format_bytes(free)}", before + needed) from None
+
+
+def _move(model: Any, device: torch.device) -> None:
+    """Moves it; what is tied stays so, where torch makes new parameters, too (a device of its PrivateUse1)."""
+    tied: dict[int, list[tuple[Any, str]]] = {}
+    for module in model.modules():
+        for name, one in module._parameters.items():
+            if one is not None:
+                tied.setdefault(id(one), []).append((module, name))
+    model.to(device)
+    for (first, its_name), *others in tied.values():
+        for module, name in others:
+            module._parameters[name] = first._parameters[its_name]
 
 
 def _folder(directory: str | os.PathLike[str] | None) -> pathlib.Path:

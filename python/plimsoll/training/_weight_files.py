@@ -30,9 +30,11 @@ _PIECE = 4 << 20
 _IN_PLACE = 64 << 10  # Bytes: a smaller tensor is copied, which wastes less than pages of its own.
 _CONVERTED = 32 << 10  # Bytes converted at a time: too few for torch to use several threads.
 READER_BYTES = _PIECE + _CONVERTED
-_PAGE = 4096  # Bytes: direct reads are multiples of it.
-ALIGNED = 64  # Bytes: alignment of tensors in memory. It is torch's own, so kernels give the same bits.
-_NUMBER = 8  # Bytes of the widest number.
+_MADE_OF = "made_of"
+_PAGE = 4096  # What direct reads are multiples of.
+ALIGNED = 64  # Bytes: tensors begin there in memory, as torch's own do, and kernels compute the same.
+_NUMBER = 8  # Bytes of the widest one.
+_NUMBERS = {"float64", "float32", "float16", "bfloat16"}  # Which are converted to one another.
 _SETTLED_NS = 2_000_000_000  # Clocks of file systems tick in seconds at worst.
 _HEADER_MAX = 100_000_000
 _KINDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
@@ -109,18 +111,23 @@ def places_in(files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) 
     return found
 
 
-def _places_of(path: pathlib.Path) -> Iterator[Place]:
+def _header_of(path: pathlib.Path) -> tuple[dict[str, Any], int, int]:
+    """Returns (the header, its bytes, the file's bytes)."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, _HEADER_MAX):
                 raise CorruptError(f"{path}: is no safetensors file, or was cut off")
-            header = json.loads(file.read(length))
+            return json.loads(file.read(length)), length, size
     except FileNotFoundError:
         raise NotFoundError(f"files: {path} is not there") from None
     except ValueError as error:
         raise CorruptError(f"{path}: its header is damaged: {error}") from None
+
+
+def _places_of(path: pathlib.Path) -> Iterator[Place]:
+    header, length, size = _header_of(path)
     for name, one in header.items():
         if name != "__metadata__":
             begin, end = one["data_offsets"]
@@ -168,10 +175,41 @@ def names_in(model: Any, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Writes `tensors` to one safetensors file, which appears whole. Errors: OSError; ValueError for a dtype that safetensors lacks."""
+def renamed(model: Any, places: dict[str, Place]) -> dict[str, Place]:
+    """Returns the places by the model's names."""
+    names = names_in(model, places)
+    return {names[name]: place for name, place in places.items()}
+
+
+def plain(name: str) -> str:
+    """Returns the name without PEFT's additions."""
+    return name.replace("base_model.model.", "", 1).replace(".base_layer", "")
+
+
+def found_in(full_name: str, tensor: Any, places: dict[str, Place]) -> Place | None:
+    """Returns the place with the values of a tensor of this dtype and shape, or None. Errors: ValueError where dtype or shape differ."""
+    short = plain(full_name)
+    found = places.get(full_name) or places.get(short)
+    if found is None:
+        ends = [place for name, place in places.items() if name.endswith("." + short) or short.endswith("." + name)]
+        if len(ends) != 1:
+            return None
+        found = ends[0]
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if found.shape != tuple(tensor.shape) or (found.dtype != kind and not {found.dtype, kind} <= _NUMBERS):
+        raise ValueError(f"files: {found.name} of {found.path} is {found.dtype} {list(found.shape)}, and the model's is "
+                         f"{kind} {list(tensor.shape)}: these are the files of another model")
+    found.wanted = kind if found.dtype != kind else ""
+    return found
+
+
+def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor], values: Iterable[torch.Tensor] | None = None, made_of: str = "") -> None:
+    """Writes `tensors` to one safetensors file, which appears whole. Errors: OSError; ValueError for a dtype that safetensors lacks.
+
+    values: the values, in the order of `tensors`, which then may be on the meta device. made_of: text that made_of() returns for the file.
+    """
     names = {kind: text for text, kind in _KINDS.items()}
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {"__metadata__": {_MADE_OF: made_of}} if made_of else {}
     at = 0
     for name, tensor in tensors.items():
         kind, size = str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.element_size()
@@ -183,8 +221,16 @@ def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
     text += b" " * (-(8 + len(text)) % ALIGNED)
     with replaced(path, durable=False) as partial, open(partial, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
+        for tensor in tensors.values() if values is None else values:
             file.write(bytes_of(tensor).data)
+
+
+def made_of(path: pathlib.Path) -> str:
+    """Returns the text that write_tensors() stored in the file; "" for none, or for no file."""
+    try:
+        return str(_header_of(path)[0].get("__metadata__", {}).get(_MADE_OF, ""))
+    except (NotFoundError, CorruptError):
+        return ""
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:

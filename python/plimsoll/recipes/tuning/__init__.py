@@ -14,27 +14,24 @@ import gc
 import os
 from typing import TYPE_CHECKING, Any
 
-from .. import RunOptions, option
-from ...memory._device_memory import limit_around
+from .. import DeviceOptions, option
 
 if TYPE_CHECKING:
     from ._task import Task
 
 
 @dataclasses.dataclass(kw_only=True)
-class TuningOptions(RunOptions):
+class TuningOptions(DeviceOptions):
     model: str = option("", "Folder of the model, as transformers saves one, in safetensors files", path=True)
     profile: str = option("given", "Who chooses method, weights and gradient checkpointing: these options, or model, length "
                                    "and limit", choices=("given", "auto"))
     method: str = option("lora", "What is trained: adapters of low rank, or all weights", choices=("lora", "full"))
     weights: str = option("auto", "Where frozen weights are: in memory, or on disk and read ahead of use",
                           choices=("auto", "resident", "streamed"), decides_bits=False)
+    base: str = option("as-saved", "Frozen linear maps of blocks: as the model's files have them, or in 4.5 (nf4) or 8 (int8) bits a number, by "
+                                   "bitsandbytes", choices=("as-saved", "nf4", "int8"))
     gradient_checkpointing: str = option("auto", "Activations are made again in backward, and not kept",
                                          choices=("auto", "on", "off"), decides_bits=False)
-    device: str = option("auto", "Device to train on: auto, cpu, cuda, cuda:1; auto is the GPU that torch has, else the processor, which "
-                                 "also has streamed weights, ranks and virtual workers", decides_bits=False)
-    device_memory_limit: str = option("", "Memory limit of the device: 20GiB, 80%; without one, 95 % of what is free when the run begins",
-                                      decides_bits=False)
     dtype: str = option("bfloat16", "Type of products, and of frozen weights; trained ones are float32",
                         choices=("bfloat16", "float32"))
 
@@ -65,24 +62,11 @@ class TuningOptions(RunOptions):
     cleanup_every_n_steps: int = option(0, "Steps after which what nobody uses is given back to the system; 0: under "
                                            "pressure only", decides_bits=False)
 
-    def device_name(self) -> str:
-        """Returns torch's name of the device to train on."""
-        import torch
-
-        if self.device != "auto":
-            return self.device
-        found = None if self.on_processor_because() else torch.accelerator.current_accelerator()
-        return found.type if found is not None else "cpu"
-
     def on_processor_because(self) -> str:
         """Returns why the run must train on the CPU; "" where it need not."""
         if self.virtual_workers or int(os.environ.get("WORLD_SIZE", "1")) > 1:
             return "device: ranks and virtual workers train on the processor"
         return ""
-
-    def devices(self) -> dict[str, str]:
-        name = self.device_name()
-        return {} if name == "cpu" else {name: self.device_memory_limit or limit_around()}
 
     def task(self) -> Task:
         """Makes the recipe's Task from these options."""
@@ -124,6 +108,14 @@ def before(options: TuningOptions) -> None:
         raise ValueError("patience: it counts evaluations; say how often with eval_every_n_steps")
     if options.dora and options.weights == "streamed":
         raise ValueError("weights: adapters of DoRA begin with the weights' norms; say resident, or leave dora out")
+    if options.base != "as-saved":
+        if options.method == "full" and options.profile != "auto":
+            raise ValueError(f"base: all weights are trained, and none of them is {options.base}; say as-saved, or --method lora")
+        if options.dora:
+            raise ValueError(f"base: adapters of DoRA begin with the weights' norms, which {options.base} has not; say as-saved, or leave dora out")
+        from ...training._quantised import bitsandbytes
+
+        bitsandbytes()
     if options.device_name() != "cpu" and (why := options.on_processor_because()):
         raise ValueError(f"{why}, or --device cpu")
     from ._choice import choose

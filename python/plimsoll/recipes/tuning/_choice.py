@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...memory._memory import format_bytes
-from ._model import CHUNK, adapted, config_of
+from ...training._quantised import QuantisedLinear
+from ._model import AS_SAVED, CHUNK, adapted, blocks_of, config_of, quantised
 
 if TYPE_CHECKING:
     from ...memory._memory import Governor
@@ -58,7 +59,7 @@ def choose(options: TuningOptions, left_bytes: int, method: str = "") -> Choice:
     method: the method of the run's earlier start; "": this is its first. Errors: ValueError for a folder without a model.
     """
     open_ = options.profile == "auto"
-    methods = [method] if method else ["full", "lora"] if open_ else [options.method]
+    methods = [method] if method else ["full", "lora"] if open_ and options.base == AS_SAVED else ["lora"] if open_ else [options.method]
     places = ["resident", "streamed"] if open_ or options.weights == "auto" else [options.weights]
     again = {"auto": [False, True], "on": [True], "off": [False]}["auto" if open_ else options.gradient_checkpointing]
     ways = list(dict.fromkeys(  # Streamed blocks run again, whatever is asked.
@@ -102,13 +103,13 @@ class _Sizes:
     block: int
     """Bytes of activations that autograd keeps within one block."""
     loss: int
+    again: int
+    """Bytes of the largest weight that a product makes again from fewer bits, with what it is made of in float32."""
 
     @staticmethod
     @functools.lru_cache(maxsize=8)
     def of(kind: type[TuningOptions], asked: tuple[tuple[str, Any], ...], method: str) -> _Sizes:
         """Counts the sizes for options (asked: as pairs). Cached: the first call loads modules, before there is a limit."""
-        from transformers.modeling_layers import GradientCheckpointingLayer
-
         options = kind(**dict(asked))
         task = options.task()
         config = config_of(options.model)
@@ -118,9 +119,10 @@ class _Sizes:
         with torch.device("meta"):
             model = task.model_class().from_config(config, dtype=dtype)
             if not full:
-                model = adapted(model.requires_grad_(False), options)
+                quantised(model.requires_grad_(False), options)
+                model = adapted(model, options)
             inner = model if full else model.get_base_model()
-            blocks = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+            blocks = blocks_of(model)
             frozen = [sum(_size(one) for one in block.parameters() if not one.requires_grad) for block in blocks]
             parameters = list(model.parameters())
             with torch.autocast("cpu", torch.bfloat16, enabled=full and options.dtype == "bfloat16"), _attention_as_on_cpu():
@@ -130,13 +132,15 @@ class _Sizes:
             return _Sizes(weights=sum(map(_size, parameters)), blocks=sum(frozen), largest_block=max(frozen, default=0),
                           trained=sum(one.numel() for one in parameters if one.requires_grad), kept=kept,
                           borders=hidden * len(blocks), block=kept // max(len(blocks), 1),
-                          loss=CHUNK * text.vocab_size * 6 + 3 * hidden)
+                          loss=CHUNK * text.vocab_size * 6 + 3 * hidden,
+                          again=max((part.in_features * part.out_features * (4 + dtype.itemsize) for part in model.modules()
+                                     if isinstance(part, QuantisedLinear)), default=0))
 
     def needed(self, place: str, anew: bool) -> int:
         """Returns the estimated bytes at a step's peak. place: "resident" or "streamed" weights; anew: activations are recomputed."""
         weights = self.weights if place == "resident" else self.weights - self.blocks + _SLOTS * self.largest_block
         activations = self.borders + 2 * self.block if anew else self.kept + self.block
-        return int(_MORE * (weights + _STATES * self.trained + activations + self.loss))
+        return int(_MORE * (weights + _STATES * self.trained + activations + self.loss + self.again))
 
 
 def _size(tensor: Any) -> int:

@@ -10,6 +10,7 @@ import collections
 import os
 import pathlib
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,11 @@ from ... import _core
 from ...errors import CorruptError
 from ...memory._adopt import adopt
 from ...memory._refusal import is_of_device
+from ...memory._scratch import scratch_folder
 from ...training._cross_entropy import linear_cross_entropy
+from ...training._quantised import QuantisedLinear, quantise, quantised_file
 from ...training._streamed import StreamedWeights, stream_frozen
-from ...training._weight_files import bytes_of, names_in, places_in
+from ...training._weight_files import bytes_of, names_in, places_in, plain
 
 if TYPE_CHECKING:
     from ...memory._memory import Governor
@@ -29,7 +32,8 @@ if TYPE_CHECKING:
     from ._choice import Choice
 
 CHUNK = 256  # Tokens whose logits are there at a time: it decides the bits, and no limit decides it.
-_WIDENED = 16  # Of these, the number of tokens whose logits exist in float32 during an evaluation.
+_WIDENED = 16  # Of them those whose logits are there in float32, while a model is evaluated.
+AS_SAVED = "as-saved"
 _IGNORED = -100
 _SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")  # More than a head's product.
 
@@ -54,6 +58,25 @@ def config_of(folder: str) -> Any:
         return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ValueError(f"model: {folder} is no folder of a model: {error}") from None
+
+
+def blocks_of(model: Any) -> list[Any]:
+    """Returns the blocks whose activations can be recomputed in backward."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+
+
+def quantised(model: Any, options: TuningOptions) -> bool:
+    """Makes the linear maps of a model's blocks quantised ones without values, if options.base says so; whether it does.
+
+    Errors: ValueError where there is none; ImportError.
+    """
+    if options.base == AS_SAVED:
+        return False
+    if not quantise(blocks_of(model), options.base):
+        raise ValueError(f"base: the blocks of {options.model} have no torch.nn.Linear that could be {options.base}; say {AS_SAVED}")
+    return True
 
 
 def adapted(model: Any, options: TuningOptions) -> Any:
@@ -147,8 +170,18 @@ class Tuned(torch.nn.Module):
         model.requires_grad_(False)
         if options.dora:  # DoRA needs the weights' norms at once.
             model = adapted(model, options)
-        self.frozen = stream_frozen(model, options.model, weights=choice.weights, device=self.device)
+        files: Any = options.model
+        if quantised(model, options):
+            files = [*pathlib.Path(files).glob("*.safetensors"), quantised_file(model, files, self._folder_of(options))]
+        self.frozen = stream_frozen(model, files, weights=choice.weights, device=self.device)
         return model if options.dora else adapted(model, options)
+
+    def _folder_of(self, options: TuningOptions) -> pathlib.Path:
+        """Returns the run's folder for quantised weights; without a run one that goes with this model."""
+        if os.path.isdir(options.out):
+            return pathlib.Path(options.out) / "weights"
+        self._scratch = tempfile.TemporaryDirectory(prefix="plimsoll-", dir=scratch_folder(None, "base"))
+        return pathlib.Path(self._scratch.name)
 
     @property
     def language_model(self) -> Any:
@@ -158,9 +191,7 @@ class Tuned(torch.nn.Module):
     @property
     def blocks(self) -> list[Any]:
         """The blocks whose activations can be recomputed in backward."""
-        from transformers.modeling_layers import GradientCheckpointingLayer
-
-        return [part for part in self.model.modules() if isinstance(part, GradientCheckpointingLayer)]
+        return blocks_of(self.model)
 
     def trained(self) -> list[Any]:
         """Returns the parameters that are trained."""
@@ -257,7 +288,8 @@ class Tuned(torch.nn.Module):
         _copy_rest(source, folder, index=False)
 
     def save_merged(self, folder: pathlib.Path, source: str) -> None:
-        """Saves the model's own files with the adapters merged in by peft, holding one file in memory at a time.
+        """Saves the model's own files with the adapters merged in by peft, holding one file in memory at a time. Weights that
+        were quantised are those that were trained with: rounded, in the files' dtype.
 
         Errors: ValueError where a trained weight is shared with another module, which merging would change; OSError.
         """
@@ -265,8 +297,8 @@ class Tuned(torch.nn.Module):
         from safetensors import safe_open
         from safetensors.torch import save_file
 
-        layers = {name.removeprefix("base_model.model."): part for name, part in self.model.named_modules()
-                  if isinstance(part, LoraLayer)}
+        layers: dict[str, Any] = {plain(name): part for name, part in self.model.named_modules() if isinstance(part, LoraLayer)}
+        small: dict[str, Any] = {plain(name): part for name, part in self.model.named_modules() if isinstance(part, QuantisedLinear)}
         whole = {f"{name}.{key}": one for name, part in _whole(self.model).items() for key, one in part.state_dict().items()}
         bases = {**{name: part.get_base_layer() for name, part in layers.items()}, **_wrapped(self.model, "original_module")}
         held = collections.Counter(id(one) for part in self.model.modules() for one in part._parameters.values())
@@ -282,9 +314,9 @@ class Tuned(torch.nn.Module):
                 for name in held.keys():
                     tensors[name] = held.get_tensor(name)
                     stem = called[name].removesuffix(".weight")
-                    key = next((one for one in layers if name.endswith(".weight") and
-                                (one == stem or one.endswith("." + stem) or stem.endswith("." + one))), None)
-                    if key is not None:
+                    if name.endswith(".weight") and (key := _called(stem, small)) is not None:
+                        tensors[name] = small.pop(key).rounded(tensors[name])
+                    if name.endswith(".weight") and (key := _called(stem, layers)) is not None:
                         tensors[name] = _merged(layers.pop(key), tensors[name])
                     elif called[name] in whole:
                         tensors[name] = whole.pop(called[name]).to(tensors[name].dtype).contiguous()
@@ -294,16 +326,25 @@ class Tuned(torch.nn.Module):
         _copy_rest(source, folder, index=True)
 
 
+def _called(stem: str, parts: dict[str, Any]) -> str | None:
+    """Returns the name among `parts` of what a file calls `stem`."""
+    return next((one for one in parts if one == stem or one.endswith("." + stem) or stem.endswith("." + one)), None)
+
+
 def _merged(layer: Any, weight: Any) -> Any:
     """Returns a weight with its adapter merged in. The merge is computed in float32."""
+    before = layer.base_layer
+    if isinstance(before, QuantisedLinear):
+        layer.base_layer = torch.nn.Linear(before.in_features, before.out_features, bias=False, device="meta")
     base = layer.get_base_layer()
-    before = base._parameters["weight"]
+    own = base._parameters["weight"]
     base._parameters["weight"] = torch.nn.Parameter(weight.float(), requires_grad=False)
     try:
         layer.merge(safe_merge=True)
         return base._parameters["weight"].data.to(weight.dtype).contiguous()
     finally:
-        base._parameters["weight"] = before
+        base._parameters["weight"] = own
+        layer.base_layer = before
 
 
 def _copy_rest(source: str, folder: pathlib.Path, *, index: bool) -> None:

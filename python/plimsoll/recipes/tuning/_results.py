@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...core import _torch_gate
 from ...core._folders import replaced
-from ...errors import NotFoundError
 from ...memory._memory import Governor, format_bytes
 from ...ranks._virtual_workers import VirtualWorkers
-from ...run import _run_settings, _runs
-from ...training._checkpoint import read
 from ...training._cross_entropy import one_chunk
 from ...training._plan import plan_batch
 from ...training._step import Handed, step_of_run
-from .. import Told
+from .. import Told, committed, limited
 from ._choice import choose, room_of
 from ._model import Tuned, libraries, made_within
 from ._train import evaluated, held_out_rows, must_be_noted, optimizer_of, scheduler_of, step_options
@@ -33,17 +30,13 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def _limited(options: TuningOptions) -> Iterator[Governor]:
     libraries()
-    _run_settings.settle(options.seed, options.compute_threads, True)
-    with Governor(options.memory_limit, foreign_bytes=options.foreign_bytes, devices=options.devices()) as governor:
+    with limited(options) as governor:
         yield governor
 
 
 def _tuned(options: TuningOptions, governor: Governor) -> tuple[Tuned, dict[str, Any], int]:
     """Returns (the model of a run's last commit, its notes, its step). Errors: NotFoundError; CorruptError."""
-    step = int(_runs.status(options.out)["checkpoint_step"])
-    if step < 0:
-        raise NotFoundError(f"{options.out}: nothing is committed yet")
-    parts = read(pathlib.Path(options.out) / "checkpoints" / f"step-{step:09}" / "parts.pt", step, mapped=True)["parts"]
+    step, parts = committed(options.out)
     tuned = made_within(governor, options, choose(options, room_of(governor, options), parts["notes"]["method"]))
     tuned.load_state_dict(parts["model"])
     tuned.must_be_noted(parts["notes"])

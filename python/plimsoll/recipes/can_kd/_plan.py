@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans: the largest batch that each task's step fits with, teacher and the largest evaluation included.
+
+Threads: the calling one.   Memory: that of plan_batch(), and one task's.
+"""
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+from ...memory._memory import Governor, format_bytes
+from ...training._plan import BatchPlan, plan_batch
+from ...training._step import TrainingStep
+from .. import Told
+from ._tasks import Data, wanted_tasks
+from ._teacher import Teacher
+from ._teacher_file import find_teacher
+from ._training import Training, is_taught, optimizer_of
+
+if TYPE_CHECKING:
+    from . import Options
+
+
+def plan_tasks(options: Options, data: Data, governor: Governor, **device: Any) -> dict[str, BatchPlan]:
+    """Returns the plan of each task that `stage` and `model_size` choose and that trains a model of graphs, by its name.
+
+    Errors: BudgetExceeded where not even one graph fits; ValueError where no task is left.
+    """
+    plans = {}
+    most = min(options.batch_size_max, len(data.train))
+    for task in wanted_tasks(options):
+        if task.stage in ("fusion", "evaluation"):
+            continue
+        teacher = None
+        if is_taught(options, task):
+            named = f"teacher_{'vgae' if task.stage == 'autoencoder' else f'gat_{task.stage}'}"
+            weights = find_teacher(options.teacher_path, named) if options.teacher_path else None
+            teacher = Teacher(options, data, task, weights, governor, None)
+        work = Training(options, data, task, pathlib.Path(options.out), teacher)
+        optimizer = optimizer_of(work.trained())
+        step = TrainingStep(work.module, optimizer, before_update=work.clip)
+
+        def rehearsed(graphs: int, step: TrainingStep = step, work: Training = work) -> None:
+            step.rehearse(work.largest(graphs), work.loss)
+
+        plans[task.name] = plan_batch(rehearsed, model=work.module, optimizer=optimizer, governor=governor, max_batch_size=most,
+                                      extent=work.extent, **device)
+    if not plans:
+        raise ValueError(f"stage = {options.stage} of model_size = {options.model_size} has no step to plan")
+    return plans
+
+
+def tightest(plans: dict[str, BatchPlan]) -> str:
+    """Returns the task whose batch is the smallest."""
+    return min(plans, key=lambda name: plans[name].batch_size)
+
+
+def plan_run(options: Options, device: str, device_memory_limit: str) -> Told:
+    """Plans a run, and tells who holds what. The models are on the processor."""
+    options = dataclasses.replace(options, device="cpu")
+    with Governor(options.memory_limit, foreign_bytes=options.foreign_bytes) as governor:
+        data = Data(governor, options)
+        plans = plan_tasks(options, data, governor, device=device, device_memory_limit=device_memory_limit)
+        task = tightest(plans)
+        size, ledger = plans[task].batch_size, governor.ledger()
+        steps = -(-len(data.train) // size)
+        entries = {"batch_size": size, "task": task, "limit_bytes": ledger.limit_bytes, "baseline_bytes": ledger.baseline_bytes,
+                   "foreign_bytes": options.foreign_bytes, "set_bytes": ledger.pools["loader"].leased_bytes, "set_cached": data.set.cached,
+                   "steps_per_epoch": steps, "tasks": {name: dataclasses.asdict(plan) for name, plan in plans.items()}}
+        lines = [f"batch_size = {size}, held there by {task}; {steps} steps an epoch", f"under a limit of {format_bytes(ledger.limit_bytes)}"]
+        lines += [f"  {name:<22}{plan.batch_size:>6}  {plan.label:<8}{format_bytes(plan.peak_bytes):>11} at {plan.operator} in {plan.phase}"
+                  for name, plan in plans.items()]
+        data.close()
+    return Told(entries, "\n".join(lines))

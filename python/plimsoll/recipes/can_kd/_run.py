@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run: task by task, each a loop of plimsoll.Run; then the evaluation, and the summary.
+
+    the graphs, and how far the last commit had come → what each task needs is there
+    → per task: its model and teacher, the loop, the finished model's file, one more step that notes the end
+    → evaluation
+
+A commit holds the model, the best weights and the optimizer of the task in progress alone. Between two tasks it holds none.
+Reading order: _tasks.py, _training.py, _teacher.py, _fusion.py, this file.
+
+Threads: the thread that trains.
+Memory:  one task's, see _training.py and _teacher.py; the graph set's cache.
+"""
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import pathlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ...errors import NotFoundError
+from ._evaluate import Stopped, evaluate, originals_of
+from ._fusion import Fusion
+from ._plan import plan_tasks, tightest
+from ._tasks import Data, Task, about_model, all_tasks, model_of, model_path, wanted_tasks
+from ._teacher import Teacher
+from ._teacher_file import find_teacher
+from ._training import Training, is_taught, optimizer_of
+
+if TYPE_CHECKING:
+    from ...run._run import Run
+    from . import Options
+
+__all__ = ["CanKd", "evaluate_run", "originals_of"]
+
+Work = Training | Fusion
+
+
+class Epochs:
+    """Batches of a task for run.steps(), which begin at any place."""
+
+    def __init__(self, work: Work, before: int) -> None:
+        """Begins the count at epoch 0 of a task. before: epochs of the run before this task."""
+        self._work: Any = work
+        self._before = before
+        self._epoch = self._position = 0
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """The place behind the last batch, for seek()."""
+        return self._before + self._epoch, self._position, 0
+
+    def seek(self, place: tuple[int, int, int]) -> None:
+        self._epoch, self._position = place[0] - self._before, place[1]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the rest of the epoch."""
+        for batch in self._work.batches(self._epoch, self._position):
+            self._position = self._work.after(batch)
+            yield batch
+
+
+class Bench(nn.Module):
+    """Holds the tensors, the optimizer and the notes of the task in progress, for commits."""
+
+    work: nn.Module
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Parameter(torch.zeros(1))  # The optimizer's, between two tasks.
+        self.optimizer = optimizer_of([self.idle])
+        self.notes: dict[str, Any] = {}
+
+    def put(self, work: Work | None) -> None:
+        """Puts a task's tensors and notes in place of the last one's."""
+        if "work" in dict(self.named_children()):
+            del self.work
+        self.notes.clear()
+        self.optimizer.state.clear()
+        group = self.optimizer.param_groups[0]
+        group.update(params=[self.idle] if work is None else work.trained(), lr=0.0, weight_decay=0.0)
+        if work is not None:
+            self.work = work.module
+            self.notes.update(work.notes)
+            work.notes = self.notes
+
+
+class CanKd:
+    """One life of a run."""
+
+    def __init__(self, run: Run, options: Options) -> None:
+        """Opens the data. Errors: ValueError for several ranks; those of the graph set."""
+        if run.group.count > 1:
+            raise ValueError("can-kd: the recipe in Python trains in one process; start one, without torchrun")
+        self.run, self.options, self.folder = run, options, pathlib.Path(run.path)
+        self.data = Data(run.governor, options)
+        self.bench = Bench()
+        # Which task is in progress, with which teacher; tasks that ended, in order, with their epochs.
+        self.notes: dict[str, Any] = {"task": "", "teacher_sha256": "", "ended": [], "data": self.data.set.info["fingerprint"], "batch_size": 0}
+        self._graphs = 0
+        self._began = time.monotonic()
+        self._evaluated: tuple[dict[str, Any], str] = {}, ""
+
+    def train(self) -> dict[str, Any]:
+        """Does the tasks that `stage` and `model_size` choose, the interrupted one first. Returns the entries of the summary."""
+        run, fingerprint = self.run, self.notes["data"]
+        try:
+            run.track(notes=self.notes)
+            if self.notes["data"] != fingerprint:
+                raise ValueError(f"data: {self.options.data} is another set than the run began with ({fingerprint}, and was {self.notes['data']})")
+            tasks = self._tasks()
+            if not self.options.batch_size:
+                self._choose_batch_size()
+            if tasks and tasks[0].stage != "evaluation":
+                self._train(tasks)
+            if tasks and tasks[-1].stage == "evaluation" and not run.stopped:
+                self._evaluate()
+            return self._summary()
+        finally:
+            self.data.close()
+
+    # ---- Which tasks ----
+
+    def _tasks(self) -> list[Task]:
+        """Returns what is asked for and not done, what was interrupted first. Errors: NotFoundError naming what a task lacks."""
+        named, wanted = self.notes["task"], wanted_tasks(self.options)
+        tasks = [task for task in all_tasks() if task.name == named or (task in wanted and not self._is_done(task))]
+        tasks.sort(key=lambda task: task.name != named)
+        for at, task in enumerate(tasks):
+            before = tasks[:at]
+            if task.stage == "fusion":
+                self._require(Task(task.role, "autoencoder"), task, before)
+                self._require(Task(task.role, self.options.fusion_gat), task, before)
+            if task.stage == "curriculum" and self.options.use_vgae_mining:
+                self._require(Task(task.role, "autoencoder"), task, before)
+            if is_taught(self.options, task) and self.options.teacher_path:
+                find_teacher(self.options.teacher_path, Task("teacher", task.stage).name)
+            elif is_taught(self.options, task):
+                self._require(Task("teacher", task.stage), task, before)
+        return tasks
+
+    def _is_done(self, task: Task) -> bool:
+        return task.name in dict(self.notes["ended"])
+
+    def _require(self, needed: Task, by: Task, before: list[Task]) -> None:
+        if not self._is_done(needed) and needed not in before:
+            raise NotFoundError(
+                f"{by.name} needs {needed.name}, which {self.folder} does not have; first run --stage {needed.stage} --model-size {needed.role}"
+                + ("; or give --teacher-path, or train without a teacher: --use-kd false" if needed.role != by.role else ""))
+
+    def _choose_batch_size(self) -> None:
+        """Replaces batch_size = auto, which is 0, by the planned number, once. It is part of the run from the first commit on."""
+        if not self.notes["batch_size"]:
+            plans = plan_tasks(self.options, self.data, self.run.governor)
+            least = plans[tightest(plans)]
+            self.notes["batch_size"] = least.batch_size
+            self.run.event("batch_size", batch_size=least.batch_size, task=tightest(plans), label=least.label, peak_bytes=least.peak_bytes)
+        self.options = dataclasses.replace(self.options, batch_size=self.notes["batch_size"])
+
+    # ---- The tasks ----
+
+    def _train(self, tasks: list[Task]) -> None:
+        run = self.run
+        work = self._begin(tasks[0]) if self.notes["task"] else None
+        run.track(model=self.bench, optimizer=self.bench.optimizer, work=self.bench.notes)
+        if work is not None and self.notes["teacher_sha256"] != self._teacher_sha256(work):
+            raise ValueError(f"{self.folder}: {tasks[0].name} was begun with another teacher; name the one it was begun with (--teacher-path), or "
+                             "train anew")
+        before = 0
+        for _, epochs in self.notes["ended"]:  # Their loops are over: the task's, and that of its last step.
+            for each in (epochs, 1):
+                before += each
+                for _ in run.steps([0], epochs=each, progress=False):
+                    raise AssertionError("a loop that has ended gives no batch")
+        for task in tasks:
+            if task.stage == "evaluation":
+                break
+            resumed, work = work is not None, work or self._begin(task)
+            before = self._loop(task, work, before, resumed)
+            if run.stopped:
+                break
+            work = None
+
+    def _begin(self, task: Task) -> Work:
+        """Makes a task's work, and lays it on the bench. Errors: BudgetExceeded where its models alone do not fit."""
+        try:
+            work = self._work(task)
+        except torch.OutOfMemoryError as error:
+            if task.stage == "fusion" or self.data.device.type != "cpu":
+                raise
+            with torch.device("meta"):
+                model = model_of(self.options, self.data, task, None)
+            needed = 5 * sum(one.numel() * one.element_size() for one in model.parameters())  # Best weights, gradients and Adam's, too.
+            raise self.run.governor.refusal("tensors", needed, f"{task.name}: its model does not fit: {error}") from None
+        self.bench.put(work)
+        return work
+
+    def _work(self, task: Task) -> Work:
+        options = self.options
+        if task.stage == "fusion":
+            return Fusion(options, self.data, task.role, self.folder)
+        if not is_taught(options, task):
+            return Training(options, self.data, task, self.folder)
+        named = Task("teacher", task.stage)
+        weights = find_teacher(options.teacher_path, named.name) if options.teacher_path else model_path(self.folder, named)
+        cache = self._cache(task) if options.use_teacher_cache else None
+        return Training(options, self.data, task, self.folder, Teacher(options, self.data, task, weights, self.run.governor, cache))
+
+    def _cache(self, task: Task) -> pathlib.Path:
+        (self.folder / "cache").mkdir(exist_ok=True)
+        return self.folder / "cache" / f"{task.name}.answers"
+
+    @staticmethod
+    def _teacher_sha256(work: Work) -> str:
+        return work.teacher.sha256() if isinstance(work, Training) and work.teacher is not None else ""
+
+    def _loop(self, task: Task, work: Work, before: int, resumed: bool) -> int:
+        """Trains a task to its end, or until the run is asked to stop. Returns the epochs of the run so far."""
+        run, options, bench = self.run, self.options, self.bench
+        self.notes.update(task=task.name, teacher_sha256=self._teacher_sha256(work))
+        run.event("task", step=run.steps_made, task=task.name, resumed=resumed, parameters=work.parameters)
+        largest = work.largest() if isinstance(work, Training) else None
+        for batch in run.steps(Epochs(work, before), epochs=work.epochs, largest=largest, cleanup_every_n_steps=options.cleanup_every_n_steps):
+            largest = None
+            epoch = bench.notes.get("epoch", 0)
+            bench.optimizer.param_groups[0].update(lr=work.rate, weight_decay=work.weight_decay)
+            loss = run.step(work.loss, batch, before_update=work.clip)
+            terms, graphs = work.made(loss, batch), work.graphs(batch)
+            self._graphs += graphs
+            run.event("step", step=run.steps_made + 1, task=task.name, epoch=epoch, loss=loss, graphs=graphs, **terms)
+            if work.ends_epoch(batch):
+                self._end_epoch(task, work, epoch)
+            if work.finished:
+                break
+        if not run.stopped:
+            run.end_loop()
+            self._end(task, work)
+        return before + work.epochs + 1
+
+    def _end_epoch(self, task: Task, work: Work, epoch: int) -> None:
+        run = self.run
+        with run.phase("evaluate"):
+            figures = work.end_epoch()
+        ledger = run.governor.ledger()
+        run.event("epoch", **{"step": run.steps_made + 1, "task": task.name, "epoch": epoch, **figures,
+                              "graphs_per_second": self._speed(), "leased_bytes": ledger.leased_bytes})
+
+    def _end(self, task: Task, work: Work) -> None:
+        """Writes the finished model. Then comes a step that notes the end: a kill between them trains nothing again."""
+        run = self.run
+        work.save(model_path(self.folder, task))
+        if isinstance(work, Training) and work.teacher is not None:
+            run.event("teacher", step=run.steps_made, task=task.name, parameters=work.teacher.parameters, **work.teacher.stats,
+                      weight_bytes=work.teacher.weight_bytes)
+            work.teacher.close()
+        run.event("task_done", step=run.steps_made, task=task.name, parameters=work.parameters)
+        for _ in run.steps([0], progress=False):
+            self.bench.put(None)
+            self.notes.update(task="", teacher_sha256="", ended=[*self.notes["ended"], [task.name, work.epochs]])
+        self._cache(task).unlink(missing_ok=True)
+
+    def _evaluate(self) -> None:
+        run = self.run
+        try:
+            with run.phase("evaluate"):
+                self._evaluated = evaluate(self.options, self.data, self.folder, True, lambda: run.stop_asked)
+        except Stopped:
+            run.idle(0)
+            return
+        run.event("eval", step=run.steps_made, file="evaluation.json")
+
+    # ---- The summary ----
+
+    def _speed(self) -> float:
+        return self._graphs / max(time.monotonic() - self._began, 1e-9)
+
+    def _summary(self) -> dict[str, Any]:
+        models = {}
+        for task in all_tasks():
+            if self._is_done(task):
+                about = about_model(model_path(self.folder, task))
+                models[task.name] = {"parameters": int(about["parameters"]), "epochs": int(about.get("epochs", 0)),
+                                     "held_out_loss": float(about.get("held_out_loss", 0.0))}
+        return {"models": models, "graphs_per_second": self._speed(), "evaluation": self._evaluated[0], "state_sha256": self._digest()}
+
+    def _digest(self) -> str:
+        """Returns the SHA-256 of the finished models, and of the task in progress."""
+        digest = hashlib.sha256()
+        for task in all_tasks():
+            if self._is_done(task):
+                digest.update(task.name.encode() + model_path(self.folder, task).read_bytes())
+        if self.notes["task"]:
+            for name, tensor in self.bench.state_dict().items():
+                digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def evaluate_run(options: Options) -> tuple[dict[str, Any], str]:
+    """Evaluates a run's finished models, and changes nothing in it. Errors: NotFoundError where there is none."""
+    from ...memory._memory import Governor
+
+    with Governor(options.memory_limit, foreign_bytes=options.foreign_bytes, directory=options.out) as governor:
+        data = Data(governor, options)
+        told, text = evaluate(options, data, options.out, False)
+        data.close()
+    if not told:
+        raise NotFoundError(f"{options.out}: no finished model to evaluate; train it first")
+    return told, text

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a `cosir` run: the largest batch that fits, found by steps that are traced and put back.
+
+Threads: the calling one.   Memory: that of a run.
+"""
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...training._plan import BatchPlan, plan_batch
+from ...training._step import TrainingStep
+from .. import Told, limited
+from ._model import Model, Shape
+from ._pairs import Pairs
+from ._phase2 import Classifier, Phase2
+from ._settings import STORE_USUAL, loss_of, optimizer_of, table_place
+
+if TYPE_CHECKING:
+    from ...memory._memory import Governor
+    from . import Options
+
+_STEPS_LEAST, _ROWS_MOST, _MULTIPLE = 32, 8192, 16  # An epoch has as many steps: a batch of everything is no training.
+_RING_BATCHES = 4
+
+
+def planned(governor: Governor, options: Options, pairs: Pairs, model: Model, optimizer: torch.optim.Optimizer, device: str = "cpu",
+            device_memory_limit: str = "") -> BatchPlan:
+    """Plans the largest multiple of 16 up to 8,192 pairs that fits beside the table of conditions and the loader's ring.
+
+    Errors: BudgetExceeded when not even two pairs fit.
+    """
+    loss, room = loss_of(model, options), governor.tensor_room() - _table_bytes(options, pairs, governor)
+    phase2 = None
+    if options.phase2_epochs:
+        classifier = Classifier(model.shape.dim, options.seed).to(pairs.device)
+        phase2 = TrainingStep(classifier, torch.optim.AdamW(classifier.parameters(), lr=0.0, fused=True)), Phase2(
+            model, classifier, options.temperature, options.seed, 1.0, pairs.device)
+    step = TrainingStep(model, optimizer)
+
+    def made(rows: int) -> None:
+        batch = pairs.first(min(rows, pairs.rows))
+        ring = torch.empty(0 if options.queue_bytes else _RING_BATCHES * sum(one.nbytes for one in batch[:2]), dtype=torch.uint8)
+        step.rehearse((*batch, torch.zeros(len(batch[0]), options.label_dim, device=pairs.device).requires_grad_()), loss)
+        if phase2 is not None:
+            phase2[0].rehearse(batch, phase2[1].loss)
+        del ring
+
+    most = max(min(_ROWS_MOST, pairs.rows // _STEPS_LEAST) // _MULTIPLE * _MULTIPLE, min(_MULTIPLE, pairs.rows))
+    return plan_batch(made, model=model, optimizer=optimizer, others=[phase2[1].classifier] if phase2 else [], governor=governor,
+                      available=max(room - options.queue_bytes, 1), min_batch_size=2, max_batch_size=most,
+                      multiple_of=_MULTIPLE if most >= _MULTIPLE else 1, device=device, device_memory_limit=device_memory_limit)
+
+
+def plan_run(options: Options, device: str, device_memory_limit: str) -> dict[str, Any]:
+    """Plans a run of the options, and returns each holder's bytes. The model is on the processor."""
+    options = dataclasses.replace(options, device="cpu")
+    with limited(options) as governor:
+        pairs = Pairs(governor, options, "cpu")
+        model = Model(Shape.of(options, *pairs.widths), options.seed)
+        plan = planned(governor, options, pairs, model, optimizer_of(model, options), device, device_memory_limit)
+        steps, sizes = -(-pairs.rows // plan.batch_size), [pairs.features.plan().total_bytes, _table_bytes(options, pairs, governor)]
+        pair_bytes = sum(one.nbytes for one in pairs.first(1)[:2])
+        pairs.close()
+        more = {"cache_bytes": sizes[0], "store_bytes": sizes[1], "foreign_bytes": options.foreign_bytes, "steps_per_epoch": steps,
+                "queue_bytes": options.queue_bytes or _RING_BATCHES * plan.batch_size * pair_bytes}
+        lines = [f"batch_size = {plan.batch_size}, {steps} steps an epoch", str(plan)]
+        return Told({**dataclasses.asdict(plan), **more}, "\n".join(lines))
+
+
+def _table_bytes(options: Options, pairs: Pairs, governor: Governor) -> int:
+    return table_place(options, pairs.rows, governor)["store_bytes"] or STORE_USUAL

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""can-kd in Python beside can-kd in C++: the same order and losses, equal figures, events alike; kills, limits, teachers."""
+import dataclasses
+import gc
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+from tests.support.on_device import run_checks, skip_without_torch
+
+skip_without_torch()
+
+import plimsoll
+from plimsoll.recipes.can_kd import RECIPE
+from plimsoll.recipes.can_kd._tasks import Data, Task
+from plimsoll.recipes.can_kd._training import Training
+from tests.support.python_can_kd import NAME, SIZES, SMALL, events, make_set
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TASKS = [f"{role}_{task}" for role in ("teacher", "student") for task in ("vgae", "gat_curriculum", "gat_normal", "fusion")]
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory):
+    return make_set(tmp_path_factory.mktemp("bus"))
+
+
+@pytest.fixture(scope="module")
+def both(graphs, tmp_path_factory):
+    """All stages by both recipes: {recipe: (summary, folder)}."""
+    folder = tmp_path_factory.mktemp("both")
+    return {recipe: (plimsoll.train(recipe, data=graphs, out=folder / recipe, **SMALL), folder / recipe) for recipe in ("can-kd", NAME)}
+
+
+@pytest.fixture
+def train(graphs, tmp_path):
+    """Trains by the recipe in Python, and returns its summary."""
+    def trained(name, **options):
+        return plimsoll.train(NAME, data=graphs, out=tmp_path / name, **{**SMALL, **options})
+    return trained
+
+
+def losses(run, task):
+    return [(one["graphs"], one["loss"]) for one in events(run, "step") if one["task"] == task]
+
+
+# ---- Beside the recipe in C++ ----
+
+def test_options_are_those_of_the_recipe_in_cpp():
+    table = (ROOT / "docs/recipes/can-kd.md").read_text().split("<!-- options -->")[1]
+    documented = {row[0]: row[1].strip("`") for row in re.findall(r"^\| `(\w+)` \| (.*?) \| ", table, re.M)}
+    own = {field.name: field.default for field in dataclasses.fields(RECIPE.options)}
+    assert documented.keys() - own.keys() == {"keep_checkpoints", "tensorboard"}  # Of the run, which has no such options.
+    assert own.keys() - documented.keys() == {"device", "device_memory_limit"}
+    common = {field.name for field in dataclasses.fields(RECIPE.options.__bases__[0])}
+    for name in documented.keys() & own.keys() - common:
+        default = own[name]
+        assert documented[name] == (str(default).lower() if isinstance(default, bool) else str(default)), name
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_batches_and_losses_are_those_of_the_recipe_in_cpp(both, task):
+    ours, theirs = (losses(both[recipe][1], task) for recipe in (NAME, "can-kd"))
+    assert [count for count, _ in ours] == [count for count, _ in theirs] and len(ours) > 2
+    # A teacher's first epoch begins with the same weights; later steps and stages carry rounding on.
+    near = 1e-6 if task in ("teacher_vgae", "teacher_gat_normal") else 1e-5
+    assert [loss for _, loss in ours] == pytest.approx([loss for _, loss in theirs], rel=near, abs=1e-7)
+
+
+def test_figures_are_those_of_the_recipe_in_cpp(both):
+    ours, theirs = (both[recipe][0] for recipe in (NAME, "can-kd"))
+    assert list(ours["models"]) == list(theirs["models"]) == TASKS
+    for task, model in theirs["models"].items():
+        assert ours["models"][task] == pytest.approx(model, rel=1e-4), task
+    for role in ("teacher", "student"):
+        for name, found in theirs["evaluation"][role].items():
+            told = ours["evaluation"][role][name]
+            assert told["parameters"] == found["parameters"] and told.keys() == found.keys()
+            for of in ("f1", "auc"):
+                assert told["test"]["all"][of] == pytest.approx(found["test"]["all"][of], abs=0.02), (role, name, of)
+    assert (both[NAME][1] / "evaluation.json").exists()
+
+
+def test_events_and_summary_are_those_of_the_recipe_in_cpp(both):
+    told = {recipe: {name: events(both[recipe][1], name) for name in ("task", "step", "epoch", "teacher", "task_done", "eval")} for recipe in both}
+    for name, theirs in told["can-kd"].items():
+        ours = told[NAME][name]
+        assert len(ours) == len(theirs) > 0, name
+        missing = [one.keys() - mine.keys() for one, mine in zip(theirs, ours)]
+        assert not [keys for keys in missing if keys - {"resident_bytes"}], (name, missing)
+    for name in ("task", "task_done"):
+        assert [(one["task"], one["parameters"], one["step"]) for one in told[NAME][name]] == [
+            (one["task"], one["parameters"], one["step"]) for one in told["can-kd"][name]]
+    assert [(one["asked"], one["cached"], one["loads"], one["parameters"]) for one in told[NAME]["teacher"]] == [
+        (one["asked"], one["cached"], one["loads"], one["parameters"]) for one in told["can-kd"]["teacher"]]
+    assert both["can-kd"][0].keys() - both[NAME][0].keys() <= {"limit_source", "leased_peak_bytes"}
+
+
+def test_a_model_of_the_recipe_in_cpp_teaches_a_student_in_python(both, train, tmp_path):
+    for recipe in both:
+        train(recipe, stage="normal", model_size="student", teacher_path=str(both[recipe][1]))
+    ours, theirs = (losses(tmp_path / recipe, "student_gat_normal") for recipe in (NAME, "can-kd"))
+    assert [loss for _, loss in ours] == pytest.approx([loss for _, loss in theirs], rel=1e-4)
+
+
+# ---- What a run keeps ----
+
+@pytest.mark.parametrize("at", [2, 7, 12, 21, 40])
+def test_a_killed_run_ends_in_the_same_bits(both, graphs, tmp_path, at):
+    """In the middle of an epoch, at its end, in another task, within the fusion."""
+    given = {**SMALL, "data": str(graphs), "out": str(tmp_path / "run"), "checkpoint_every_n_steps": 3}
+    program = f"import plimsoll, tests.support.python_can_kd\nplimsoll.train({NAME!r}, **{given!r})"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True, timeout=300,
+                          env={**os.environ, "CAN_KD_DIES_AT": str(at)})
+    assert done.returncode == -9, done.stderr
+    again = plimsoll.resume(tmp_path / "run", progress=False)
+    assert again["state_sha256"] == both[NAME][0]["state_sha256"] and again["evaluation"] == both[NAME][0]["evaluation"]
+
+
+def test_a_stage_at_a_time_ends_in_the_bits_of_all_at_once(both, train, tmp_path):
+    first, *stages = ("autoencoder", "curriculum", "normal", "fusion", "evaluation")
+    for role in ("teacher", "student"):
+        for stage in (first, *stages[:3]):
+            if (tmp_path / "run").exists():
+                last = plimsoll.resume(tmp_path / "run", progress=False, stage=stage, model_size=role)
+            else:
+                last = train("run", stage=stage, model_size=role)
+    whole = both[NAME][0]
+    assert last["state_sha256"] == whole["state_sha256"]
+    assert plimsoll.resume(tmp_path / "run", progress=False, stage="evaluation")["evaluation"] == whole["evaluation"]
+    assert plimsoll.evaluate(tmp_path / "run") == whole["evaluation"]
+
+
+def test_a_teacher_resident_released_or_cached_teaches_the_same_bits(train, tmp_path):
+    states = set()
+    for cached in (True, False):
+        for released in (True, False):
+            name = f"{cached}_{released}"
+            states.add(train(name, stage="autoencoder", use_teacher_cache=cached, offload_teacher_to_cpu=released)["state_sha256"])
+            [told] = events(tmp_path / name, "teacher")
+            assert told["cached"] == (told["asked"] // 2 if cached else 0)
+            assert (told["weight_bytes"] == 0) == released
+    assert len(states) == 1
+
+
+def test_checkpointing_the_scoring_chunk_and_the_cache_change_no_bit(train):
+    plain = train("plain", model_size="teacher", run_test=False)["state_sha256"]
+    for name, options in (("all", {"gradient_checkpointing": False}), ("chunk", {"scoring_chunk": 7}), ("read", {"cache_bytes": 0})):
+        assert train(name, model_size="teacher", run_test=False, **options)["state_sha256"] == plain, name
+
+
+@pytest.mark.parametrize("options", [{"accumulate_grad_batches": 2}, {"gat_jk": "lstm"}, {"precision": "bf16-mixed"}, {"batch_nodes": 300},
+                                     {"use_scheduler": True, "scheduler_t_max": 2}, {"gradient_clip": 0.01}], ids=str)
+def test_an_option_does_what_it_does_in_cpp(graphs, train, tmp_path, options):
+    given = {"stage": "normal", "model_size": "teacher", **options}
+    train("ours", **given)
+    plimsoll.train("can-kd", data=graphs, out=tmp_path / "theirs", **{**SMALL, **given})
+    ours, theirs = (losses(tmp_path / name, "teacher_gat_normal") for name in ("ours", "theirs"))
+    assert [count for count, _ in ours] == [count for count, _ in theirs]
+    assert [loss for _, loss in ours] == pytest.approx([loss for _, loss in theirs], rel=1e-5)
+
+
+def refused(graphs, out, **options):
+    """Trains in a process of its own, whose memory is that of no other test. Returns the refusal and the limit that it names; ("", 0) without one."""
+    given = {**SMALL, "data": str(graphs), "out": str(out), **options}
+    program = (f"import plimsoll\nfrom tests.support.python_can_kd import NAME\ntry:\n    plimsoll.train(NAME, **{given!r})\n"
+               "except plimsoll.BudgetExceeded as error:\n    print(error.smallest_limit_bytes, str(error).splitlines()[0])")
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True, timeout=300, check=True)
+    named, _, why = (done.stdout.splitlines() or ["0 "])[-1].partition(" ")
+    return why, int(named)
+
+
+@pytest.mark.parametrize("hidden, room, what", [(128, 72 << 20, "its model does not fit"), (48, 52 << 20, "a step of")],
+                         ids=["the model alone", "a step"])
+def test_a_limit_that_is_too_small_is_refused_with_one_that_does(graphs, tmp_path, hidden, room, what):
+    given = {"stage": "normal", "model_size": "teacher", "teacher_gat_hidden": hidden, "teacher_gat_heads": 16, "teacher_gat_layers": 3,
+             "max_epochs": 1}
+    _, least = refused(graphs, tmp_path / "none", memory_limit="150MiB", **given)  # With which nothing but the process fits.
+    why, named = refused(graphs, tmp_path / "small", memory_limit=least + room, **given)
+    assert what in why and "limit of" in why and named > least + room
+    assert refused(graphs, tmp_path / "large", memory_limit=named, **given) == ("", 0)
+
+
+def test_a_plan_names_the_batch_that_auto_chooses(graphs, train, tmp_path):
+    given = {"stage": "normal", "batch_size_max": 128}
+    plan = plimsoll.plan(NAME, data=graphs, **{key: value for key, value in {**SMALL, **given}.items() if key != "progress"})
+    assert list(plan["tasks"]) == ["teacher_gat_normal", "student_gat_normal"]
+    assert plan["batch_size"] == plan["tasks"][plan["task"]]["batch_size"] == 128 and plan["tasks"][plan["task"]]["label"] in ("exact", "bounded")
+    auto, named = train("auto", batch_size="auto", **given), train("named", batch_size=128, **given)
+    assert auto["state_sha256"] == named["state_sha256"]
+    assert [one["batch_size"] for one in events(tmp_path / "auto", "batch_size")] == [128]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("stage", ["autoencoder", "normal"])
+def test_a_step_leaves_no_tensor_behind(graphs, tmp_path, stage, accumulate):
+    def tensors():
+        gc.collect()
+        return sum(type(one) in (torch.Tensor, torch.nn.Parameter) for one in gc.get_objects())
+
+    options = RECIPE.options(data=str(graphs), **SIZES, batch_size=16, accumulate_grad_batches=accumulate)
+    with plimsoll.Governor("2GiB") as governor:
+        data = Data(governor, options)
+        training = Training(options, data, Task("teacher", stage), tmp_path)
+        steps, counts = training.batches(0, 0), []
+        for _ in range(4):
+            training.loss(next(steps)).backward()
+            counts.append(tensors())
+        steps.close()
+        data.close()
+    assert counts[1:] == counts[1:2] * 3
+
+
+def test_what_a_stage_lacks_is_named_before_anything_is_trained(train, tmp_path):
+    with pytest.raises(plimsoll.NotFoundError, match=r"teacher_fusion needs teacher_vgae.*--stage autoencoder --model-size teacher"):
+        train("run", stage="fusion", model_size="teacher")
+    with pytest.raises(plimsoll.NotFoundError, match=r"student_gat_normal needs teacher_gat_normal.*--use-kd false"):
+        train("other", stage="normal", model_size="student")
+
+
+def test_several_processes_are_refused(train, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="trains in one process"):
+        train("run")
+
+
+def test_it_trains_on_a_device():
+    run_checks("can_kd")
