@@ -60,7 +60,20 @@ std::unique_ptr<AnySettings> settings_for(const Recipe& recipe, const std::strin
   return new_settings(recipe, config, std::span(&given, 1), wants_out).or_throw();
 }
 
-/// What was done. Of work that was given up, as Ctrl-C asked, Python is told of Ctrl-C.
+/// Returns what `work` returns. Python hears a signal that came meanwhile, also one that came
+/// after the last moment at which `work` could give up.
+template <class Work>
+RecipeReport report_of(Work&& work) {
+  auto done = [&] {
+    const StopSignals signals;
+    return work();
+  }();
+  StopSignals::pass_on();
+  return std::move(done).or_throw();
+}
+
+/// What was done. Of a run that gave up before its first step, as Ctrl-C asked, Python is told of
+/// Ctrl-C.
 RecipeReport or_interrupt(Result<RecipeReport> done) {
   if (!done && was_given_up(done.error())) {
     StopSignals::pass_on();
@@ -83,13 +96,12 @@ std::string plan(const std::string& name, const std::string& config, const Pairs
   if (!recipe.plan) {
     throw Exception(work_missing(recipe, "plan"));
   }
-  const auto planned = [&] {
-    const StopSignals signals;
-    return recipe.plan(*settings, {.choices = choices,
-                                   .effective_batch = effective_batch,
-                                   .device = {device, device_memory_limit}});
-  }();
-  return or_interrupt(planned).json;
+  return report_of([&] {
+           return recipe.plan(*settings, {.choices = choices,
+                                          .effective_batch = effective_batch,
+                                          .device = {device, device_memory_limit}});
+         })
+      .json;
 }
 
 std::string resume(const std::string& run, const Pairs& options, bool quiet,
@@ -111,11 +123,7 @@ std::string evaluate(const std::string& run) {
   if (!recipe.evaluate) {
     throw Exception(work_missing(recipe, "evaluation"));
   }
-  const auto evaluated = [&] {
-    const StopSignals signals;
-    return recipe.evaluate(*settings);
-  }();
-  return or_interrupt(evaluated).json;
+  return report_of([&] { return recipe.evaluate(*settings); }).json;
 }
 
 std::string export_model(const std::string& run, const std::string& out, bool merge) {

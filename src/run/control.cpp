@@ -128,7 +128,7 @@ bool StopSignals::asked() noexcept {
 }
 
 void StopSignals::pass_on() noexcept {
-  if (const int number = requested(); number != 0) {
+  if (const int number = requested_signal.exchange(0); number != 0) {
     ::raise(number);
   }
 }

@@ -43,7 +43,7 @@ class StopSignals {
   /// StopSignals is there. For the thread that trains: work that leaves no trace (an evaluation, a
   /// plan) asks between its parts, and returns given_up() then.
   [[nodiscard]] static bool asked() noexcept;
-  /// Behind such work, with the old handlers back: hands the signal on to them.
+  /// Behind such work, with the old handlers back: hands the signal on to them, once.
   static void pass_on() noexcept;
 };
 

@@ -47,6 +47,8 @@ def train(run, options):
     return {"weight": model.weight.item().hex(), "buffer": options.buffer, "data": options.data}
 
 def evaluate(options):
+    if "TOY_ASKED" in os.environ:
+        os.kill(os.getpid(), 2)  # Ctrl-C, behind the last moment at which this could give up.
     nowhere = {"nowhere": [float("nan"), {"far": -float("inf")}]} if "TOY_NOWHERE" in os.environ else {}
     return {"evaluated": os.path.basename(options.out), "epochs": options.epochs, **nowhere}
 
@@ -188,3 +190,14 @@ def test_a_package_that_does_not_load_is_named(program, site, tmp_path):
     done = program("recipes", PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
     assert done.returncode == 1
     assert "the recipe 'broken' (no_such_module:RECIPE) cannot be loaded" in done.stderr
+
+
+def test_t8_a_ctrl_c_behind_the_last_moment_of_an_evaluation_is_not_lost(site, program, tmp_path):
+    said(program("train", "toy", "--data", tmp_path, "--out", "run", "--json", *LIMIT))
+    code = ("import plimsoll\n"
+            "try:\n    plimsoll.evaluate('run')\nexcept KeyboardInterrupt:\n    print('asked')\n"
+            "print(plimsoll._core.StopSignals.requested())\n")
+    path = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=300, check=False, cwd=tmp_path,
+                          env={**os.environ, "PYTHONPATH": path, "TOY_ASKED": "1"})
+    assert done.stdout.split() == ["asked", "0"], done.stderr

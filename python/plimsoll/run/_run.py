@@ -50,8 +50,8 @@ class Run:
 
     Guaranteed:
       - The limit covers this process and its workers (Governor, made here). When memory without a lease exceeds it, the loop
-        ends with MemoryPressure. That, and any refusal of memory, loses at most the step being made: the
-        steps before it are committed. docs/guide/resume.md says where a large model may lose more.
+        ends with MemoryPressure. That, and any refusal of memory, loses at most the step that was being made:
+        the steps before it are committed. docs/guide/resume.md says where a large model may lose more.
       - A commit is atomic: parts, random states, tables and the position in the data belong to the same
         step. Killed at any instant, the run resumes from the last commit or the one before it.
       - Tracked parts get the same bits as in an undisturbed run of the same program on the same machine.
