@@ -56,7 +56,7 @@ void add_train_commands(CLI::App& app, int& status);   ///< train, plan, resume,
 void add_recipe_commands(CLI::App& app, int& status);  ///< recipes, config
 void add_run_commands(CLI::App& app, int& status);     ///< stop, pause, continue, status
 void add_guard_commands(CLI::App& app, int& status);   ///< run
-void add_queue_command(CLI::App& app, int& status);    ///< queue, which is Python's
+void add_queue_command(CLI::App& app);                 ///< queue, which is Python's
 void add_watch_commands(CLI::App& app, int& status);   ///< watch
 void add_why_commands(CLI::App& app, int& status);     ///< why, report
 void add_data_commands(CLI::App& app, int& status);    ///< synth, import, store

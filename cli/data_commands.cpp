@@ -137,16 +137,11 @@ constexpr std::array kPythonImports{
                  "plimsoll import pairs --images captions.images --model models/clip --out pairs"},
 };
 
-void add_python_imports(CLI::App& command, int& status) {
+void add_python_imports(CLI::App& command) {
   for (const PythonImport& one : kPythonImports) {
     auto* added = command.add_subcommand(one.name, one.description);
     added->prefix_command();
     added->footer(fmt::format("\nExample:\n  {}", one.example));
-    added->callback([&status, one] {
-      status =
-          report(make_error(ErrorCode::kInvalidArgument,
-                            fmt::format("import {} is done in Python", one.name), kNeedsPython));
-    });
   }
 }
 
@@ -204,7 +199,7 @@ void add_import(CLI::App& app, int& status) {
     status = import_pairs(*place, options);
   });
   add_import_can(*command, status);
-  add_python_imports(*command, status);
+  add_python_imports(*command);
   command->footer(
       "\nExamples:\n  plimsoll import cosir --image-features image/ --text-features text/ --out "
       "data/\n  plimsoll import can set_01/ --out graphs/");

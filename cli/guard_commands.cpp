@@ -264,15 +264,11 @@ Examples:
   command->callback([options, &status] { status = run_kept(*options, told_by(*options)); });
 }
 
-void add_queue_command(CLI::App& app, int& status) {
+void add_queue_command(CLI::App& app) {
   auto* command = app.add_subcommand(
       "queue", "Run commands one after another, each in its limit (needs Python)");
   command->prefix_command();
   command->footer("\nExample:\n  plimsoll queue run queue/");
-  command->callback([&status] {
-    status =
-        report(make_error(ErrorCode::kInvalidArgument, "queue is done in Python", kNeedsPython));
-  });
 }
 
 }  // namespace plimsoll

@@ -9,9 +9,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,8 +21,6 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "run/recipe.h"
-#include "run/run_folder.h"
 
 namespace plimsoll {
 namespace {
@@ -32,41 +32,12 @@ using Words = std::span<char* const>;
 constexpr const char* kProbe =
     "import importlib.util, sys; sys.exit(importlib.util.find_spec('plimsoll.__main__') is None)";
 
-bool is_one_of(std::string_view word, std::initializer_list<std::string_view> words) {
-  return std::ranges::find(words, word) != words.end();
-}
-
-/// Whether the words ask for what recipes there are, or for the options of all.
-bool lists_recipes(Words words) {
-  const std::string_view command = words[0];
-  return command == "recipes" ||
-         (words.size() > 1 && is_one_of(command, {"train", "plan", "config", "resume"}) &&
-          is_one_of(words[1], {"--help", "-h"}));
-}
-
-/// Whether the words name what this program does not know: a recipe, an import, a run of a recipe.
-bool names_unknown(Words words) {
-  const std::string_view command = words[0];
-  if (words.size() < 2) {
-    return false;
-  }
-  if (command == "import") {
-    return is_python_import(words[1]);
-  }
-  if (is_one_of(command, {"train", "plan", "config"})) {
-    return *words[1] != '-' && find_recipe(words[1]) == nullptr;
-  }
-  if (!is_one_of(command, {"resume", "eval", "export"})) {
-    return false;
-  }
-  const auto rest = words.subspan(1);
-  const auto run = std::ranges::find_if(
-      rest, [](const char* word) { return *word != '-' && RunFolder::is_run(word); });
-  if (run == rest.end()) {
-    return false;
-  }
-  const auto recipe = recipe_name_of_run(*run);
-  return recipe && find_recipe(*recipe) == nullptr;
+/// Whether the package in Python does what these words ask for.
+bool is_pythons(Words words) {
+  static constexpr std::array<std::string_view, 8> kCommands{
+      "train", "plan", "resume", "eval", "export", "recipes", "config", "queue"};
+  return std::ranges::find(kCommands, words[0]) != kCommands.end() ||
+         (words[0] == std::string_view("import") && words.size() > 1 && is_python_import(words[1]));
 }
 
 /// Whether `python` can start the package, with the environment as it is.
@@ -132,26 +103,20 @@ std::string find_python() {
 
 }  // namespace
 
-void hand_over(int argc, char** argv) {
-  if (argc < 2) {
-    return;
+std::optional<int> hand_over(int argc, char** argv) {
+  const Words words(argv + 1, static_cast<std::size_t>(argc < 2 ? 0 : argc - 1));
+  if (words.empty() || !is_pythons(words)) {
+    return std::nullopt;
   }
-  const Words words(argv + 1, static_cast<std::size_t>(argc - 1));
-  const bool lists = lists_recipes(words);
-  const bool queues = words[0] == std::string_view("queue");
-  if (!lists && !queues && !names_unknown(words)) {
-    return;
-  }
-  if (queues) {
+  if (words[0] == std::string_view("queue")) {
     keep_environment();
   }
   std::string python = find_python();
   if (python.empty()) {
-    if (lists) {
-      std::fprintf(stderr, "plimsoll: recipes in Python, such as chat, are not listed: %s\n",
-                   kNeedsPython);
-    }
-    return;
+    const std::size_t count = words[0] == std::string_view("import") ? 2 : 1;
+    return report(make_error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{} is done in Python", fmt::join(words.first(count), " ")), kNeedsPython));
   }
   std::string flag = "-m";
   std::string package = "plimsoll";
@@ -159,6 +124,8 @@ void hand_over(int argc, char** argv) {
   all.insert(all.end(), words.begin(), words.end());
   all.push_back(nullptr);
   ::execvp(python.c_str(), all.data());
+  return report(make_error(ErrorCode::kIo, fmt::format("{}: it could not be started: {}", python,
+                                                       std::strerror(errno))));
 }
 
 }  // namespace plimsoll

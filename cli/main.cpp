@@ -15,30 +15,8 @@
 #include "cli/hand_over.h"
 #include "cli/program.h"
 #include "plimsoll/limits.h"
-#include "recipes/registry.h"
 
 namespace {
-
-// Turns that a thread of torch's waits for work before it sleeps. With libgomp's own choice,
-// 300,000, waiting threads take a busy machine's cores from those that would end the wait: beside
-// two busy loops on two cores `train` made 1,758 rows/s with it and 5,622 with this one; on an idle
-// machine the two are alike (19,000 rows/s).
-constexpr const char* kSpins = "1000";
-
-// libgomp reads its settings while it is loaded, before main(): so a command that computes starts
-// itself again with them set.
-void settle_waiting(int argc, char** argv) {
-  const std::string_view command = argc > 1 ? argv[1] : "";
-  const bool computes =
-      command == "train" || command == "resume" || command == "eval" || command == "plan";
-  if (!computes || std::getenv("GOMP_SPINCOUNT") != nullptr ||
-      std::getenv("OMP_WAIT_POLICY") != nullptr) {
-    return;
-  }
-  ::setenv("GOMP_SPINCOUNT", kSpins, 1);
-  ::execv("/proc/self/exe", argv);
-  // Not started again: slower on a busy machine, and nothing else.
-}
 
 // Without room in the address space, a library ends the process before main(), or a thread of one
 // later, by an exception that no code of ours can catch.
@@ -67,12 +45,13 @@ __attribute__((section(".preinit_array"), used)) void (*const kPrepare)() noexce
 }  // namespace
 
 int main(int argc, char** argv) {
-  plimsoll::add_recipes();
-  plimsoll::hand_over(argc, argv);
-  settle_waiting(argc, argv);
   if (argc < 2 || std::string_view(argv[1]) != "run") {  // What that starts has its own ways.
     // A file that may not grow (ulimit -f) is an error that names it, not the end of the process.
     std::signal(SIGXFSZ, SIG_IGN);
+  }
+  plimsoll::open_standard_streams();
+  if (const auto status = plimsoll::hand_over(argc, argv)) {
+    return *status;
   }
   return plimsoll::run_program(argc, argv);
 }

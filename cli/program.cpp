@@ -19,11 +19,9 @@
 #include "cli/commands.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/limits.h"
-#include "recipes/registry.h"
 #include "run/config.h"
 #include "run/control.h"
 #include "run/path_text.h"
-#include "run/recipe.h"
 
 namespace plimsoll {
 namespace {
@@ -74,14 +72,9 @@ std::string unknown_command(const CLI::App& command, std::string_view word) {
     names.push_back(known->get_name());
   }
   const std::string near = nearest_word(word, names);
-  const std::string& name = command.get_name();
-  const bool lacks_recipes =
-      (name == "train" || name == "plan" || name == "config") && find_recipe("chat") == nullptr;
-  return fmt::format(
-      "unknown command '{}'{}{}", word,
-      near.empty() ? fmt::format("; there are {}", fmt::join(names, ", "))
-                   : fmt::format("; did you mean {}?", near),
-      lacks_recipes ? fmt::format("; other recipes are in Python, and {}", kNeedsPython) : "");
+  return fmt::format("unknown command '{}'{}", word,
+                     near.empty() ? fmt::format("; there are {}", fmt::join(names, ", "))
+                                  : fmt::format("; did you mean {}?", near));
 }
 
 /// What is said of the first word that nobody took: the words behind it follow from it.
@@ -113,18 +106,6 @@ int report_usage(const CLI::App& app, const CLI::ParseError& error) {
   }
   std::fprintf(stderr, "plimsoll: error: %s\n  see `%s --help`\n", text.c_str(), name.c_str());
   return kUsageStatus;
-}
-
-/// A file that is opened later must not become a standard stream, and be written into as one.
-bool open_standard_streams() noexcept {
-  int opened = 0;
-  do {
-    opened = ::open("/dev/null", O_RDWR);
-  } while (opened >= 0 && opened <= STDERR_FILENO);
-  if (opened >= 0) {
-    ::close(opened);
-  }
-  return opened >= 0;
 }
 
 /// Paths become part of TOML and JSON files, which are UTF-8. What `run` starts may be told
@@ -176,12 +157,11 @@ int parse_and_run(int argc, char** argv) {
   CLI::App app{"Trains within a stated memory limit.", "plimsoll"};
   app.set_version_flag("--version", fmt::format("plimsoll {}", PLIMSOLL_VERSION));
   app.require_subcommand(1);
-  add_recipes();
   add_train_commands(app, status);
   add_recipe_commands(app, status);
   add_run_commands(app, status);
   add_guard_commands(app, status);
-  add_queue_command(app, status);
+  add_queue_command(app);
   add_watch_commands(app, status);
   add_why_commands(app, status);
   add_data_commands(app, status);
@@ -224,6 +204,17 @@ std::function<bool(std::int64_t, std::int64_t)> metered(std::shared_ptr<WorkMete
     meter->update(done, total);
     return StopSignals::requested() == 0;
   };
+}
+
+bool open_standard_streams() noexcept {
+  int opened = 0;
+  do {
+    opened = ::open("/dev/null", O_RDWR);
+  } while (opened >= 0 && opened <= STDERR_FILENO);
+  if (opened >= 0) {
+    ::close(opened);
+  }
+  return opened >= 0;
 }
 
 int run_program(int argc, char** argv) {

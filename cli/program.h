@@ -10,6 +10,9 @@
 
 namespace plimsoll {
 
+/// Opens standard streams that are closed, so that no file which is opened later becomes one.
+bool open_standard_streams() noexcept;
+
 /// Runs `plimsoll argv[1] …` and returns its exit status: 0, 1 (failed) or 2 (wrong usage).
 /// Sets MKL_CBWR when it is unset.
 int run_program(int argc, char** argv);

@@ -143,6 +143,6 @@ void bind_runs(nb::module_& m);
 void bind_ranks(nb::module_& m);
 void bind_watch(nb::module_& m);
 void bind_search(nb::module_& m);
-void bind_python_recipes(nb::module_& m);
+void bind_recipes(nb::module_& m);
 
 }  // namespace plimsoll::python

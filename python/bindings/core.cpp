@@ -9,16 +9,18 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
 #include "base/crc32c.h"
 #include "bindings.h"
+#include "cli/program.h"
 #include "over_budget.h"
 #include "plimsoll/bytes.h"
 #include "plimsoll/result.h"
-#include "program_binding.h"
 
 namespace plimsoll::python {
 namespace {
@@ -98,6 +100,26 @@ std::optional<OverBudget> kept_over_budget(const Error& error) {
   return text != nullptr && text == error.detail ? std::optional(kept().raised) : std::nullopt;
 }
 
+/// From the main thread, one call at a time; without Python's lock.
+void bind_program(nb::module_& m) {
+  m.def(
+      "run_program",
+      [](const std::vector<nb::bytes>& given) {
+        std::vector<std::string> arguments;
+        for (const nb::bytes& word : given) {  // A path need not be text.
+          arguments.emplace_back(word.c_str(), word.size());
+        }
+        const nb::gil_scoped_release unlocked;
+        std::vector<char*> pointers;
+        for (std::string& argument : arguments) {
+          pointers.push_back(argument.data());
+        }
+        pointers.push_back(nullptr);
+        return run_program(static_cast<int>(arguments.size()), pointers.data());
+      },
+      nb::arg("arguments"), "The program `plimsoll`; returns its exit status.");
+}
+
 // Registered once, by _core; nanobind shares translators between modules, so _torch has them too.
 void bind_errors() {
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
@@ -140,8 +162,7 @@ NB_MODULE(_core, m) {
       },
       nb::arg("bytes").noconvert(), nb::arg("seed") = 0,
       "CRC-32C of the bytes, continuing from one returned earlier (0 to begin).");
-  // _torch has one that trains, too.
-  bind_program(m, "The program `plimsoll` without what needs torch. Returns its exit status.");
+  bind_program(m);
   bind_memory(m);
   bind_stores(m);
   bind_data(m);
@@ -150,7 +171,7 @@ NB_MODULE(_core, m) {
   bind_images(m);
   bind_runs(m);
   bind_ranks(m);
-  bind_python_recipes(m);
+  bind_recipes(m);
   bind_watch(m);
   bind_search(m);
 }

@@ -1,22 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// plimsoll._core: recipes that are written in Python, in the list of run/recipe.h.
+// plimsoll._core: recipes, which are written in Python, in the list of run/recipe.h; and what
+// plimsoll.train(), plan(), resume(), evaluate() and export() call.
 //
-// Their options are fields as those of a recipe of ours, so flags, files, help and run.toml are
-// made the same way. python/plimsoll/recipes/__init__.py is what a recipe's author sees.
-// Reading order: run/recipe.h, run/field_table.h, this file.
+// Flags, files, help and run.toml are made of a recipe's fields.
+// python/plimsoll/recipes/__init__.py is what a recipe's author sees. Reading order: run/recipe.h,
+// run/field_table.h, this file.
 //
-// Threads: a recipe's functions are called with Python's lock.
+// Threads: a recipe's functions are called with Python's lock; the signal handlers are theirs
+//          meanwhile (run/control.h).
 // Memory:  what is added stays until the process ends, at most kRecipesMax recipes by name.
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
@@ -24,13 +28,14 @@
 
 #include "bindings.h"
 #include "over_budget.h"
-#include "recipes/registry.h"
+#include "run/control.h"
 #include "run/field_table.h"
 #include "run/recipe.h"
 
 namespace plimsoll::python {
 namespace {
 
+using Pairs = std::vector<std::pair<std::string, std::string>>;
 using Value = std::variant<bool, std::int64_t, double, std::string>;
 
 struct PythonConfig : RunConfig {
@@ -56,6 +61,8 @@ struct PythonOptions {
   std::string data_advice{};
   std::string keys_advice{};
   std::string data_or{};
+  std::map<std::string, std::int64_t>
+      common{};  // Defaults of its own of options that every run has.
   std::vector<PythonField> own{};
   std::vector<Field> fields{};
   RecipeOptions options{};
@@ -69,6 +76,9 @@ FieldValue value_in(void* config, const Field& self) {
 class PythonSettings final : public AnySettings {
  public:
   explicit PythonSettings(const PythonOptions& known) : AnySettings(known.options) {
+    for (const auto& [name, value] : known.common) {
+      member_of(name) = value;
+    }
     for (const PythonField& field : known.own) {
       config_.own.emplace(field.name, field.preset);
     }
@@ -76,6 +86,20 @@ class PythonSettings final : public AnySettings {
   [[nodiscard]] const PythonConfig& config() const { return config_; }
 
  private:
+  std::int64_t& member_of(const std::string& name) {
+    if (name == "seed") {
+      return config_.seed;
+    }
+    if (name == "checkpoint_every_n_steps") {
+      return config_.checkpoint_every_n_steps;
+    }
+    if (name == "foreign_bytes") {
+      return config_.foreign_bytes;
+    }
+    throw Exception(make_error(ErrorCode::kInvalidArgument,
+                               name + ": a recipe has no default of its own of this option"));
+  }
+
   [[nodiscard]] void* place() noexcept override { return &config_; }
   [[nodiscard]] std::unique_ptr<AnySettings> copy() const override {
     return std::make_unique<PythonSettings>(*this);
@@ -103,6 +127,7 @@ FieldKind kind_of(const PythonField& field) {
 /// The fields that every run has, then the recipe's own.
 const PythonOptions* options_of(const std::string& name, const std::string& data_help,
                                 const std::string& data_advice, const std::string& data_or,
+                                std::map<std::string, std::int64_t> common,
                                 std::vector<PythonField> own) {
   using F = FieldTable<PythonConfig>;
   auto known = std::make_unique<PythonOptions>();
@@ -111,6 +136,7 @@ const PythonOptions* options_of(const std::string& name, const std::string& data
   known->data_advice = data_advice;
   known->data_or = data_or;
   known->keys_advice = "`plimsoll train " + name + " --help` lists every key";
+  known->common = std::move(common);
   known->own = std::move(own);
   known->fields = {F::data(known->data_help.c_str()),
                    F::out(),
@@ -212,10 +238,13 @@ Result<RecipeReport> call(nb::handle work, const char* name, const AnySettings& 
 
 void add(const std::string& name, const std::string& about, const std::string& unit,
          const std::string& examples, const std::string& data_help, const std::string& data_advice,
-         const std::string& data_or, const std::string& plan_example, std::vector<PythonField> own,
+         const std::string& data_or, const std::string& plan_example,
+         std::map<std::string, std::int64_t> common, std::vector<PythonField> own,
          nb::object work) {
-  const PythonOptions* known = options_of(name, data_help, data_advice, data_or, std::move(own));
-  const nb::handle does = work.release();  // For as long as the list is there.
+  const PythonOptions* known =
+      options_of(name, data_help, data_advice, data_or, std::move(common), std::move(own));
+  static_cast<void>(PythonSettings(*known));  // Throws where `common` names another option.
+  const nb::handle does = work.release();     // For as long as the list is there.
   Recipe recipe{.name = name, .about = about, .unit = unit, .train_examples = examples};
   recipe.settings = [known] { return std::make_unique<PythonSettings>(*known); };
   recipe.train = [does](const AnySettings& settings, const TrainOptions& how) {
@@ -250,10 +279,96 @@ std::string literal(const std::string& recipe, const std::string& key, const std
   return settings->literal(key);
 }
 
+/// The settings of plimsoll.train() or plan(), whose name is `source`.
+std::unique_ptr<AnySettings> settings_for(const Recipe& recipe, const std::string& config,
+                                          const Pairs& options, const char* source,
+                                          bool wants_out) {
+  std::vector<GivenKey> given;
+  for (const auto& [key, text] : options) {
+    given.push_back({key, text, source});
+  }
+  return new_settings(recipe, config, std::span(&given, 1), wants_out).or_throw();
+}
+
+/// Returns what `work` returns. Python hears a signal that came meanwhile, also one that came
+/// after the last moment at which `work` could give up.
+template <class Work>
+RecipeReport report_of(Work&& work) {
+  auto done = [&] {
+    const StopSignals signals;
+    return work();
+  }();
+  StopSignals::pass_on();
+  return std::move(done).or_throw();
+}
+
+/// What was done. Of a run that gave up before its first step, as Ctrl-C asked, Python is told of
+/// Ctrl-C.
+RecipeReport or_interrupt(Result<RecipeReport> done) {
+  if (!done && was_given_up(done.error())) {
+    StopSignals::pass_on();
+  }
+  return std::move(done).or_throw();
+}
+
+std::string train(const std::string& name, const std::string& config, const Pairs& options,
+                  bool quiet) {
+  const Recipe& recipe = *recipe_named(name).or_throw();
+  const auto settings = settings_for(recipe, config, options, "plimsoll.train()", true);
+  return or_interrupt(recipe.train(*settings, {.progress = {.quiet = quiet}})).json;
+}
+
+std::string plan(const std::string& name, const std::string& config, const Pairs& options,
+                 const std::string& device, const std::string& device_memory_limit, bool choices,
+                 std::int64_t effective_batch) {
+  const Recipe& recipe = *recipe_named(name).or_throw();
+  const auto settings = settings_for(recipe, config, options, "plimsoll.plan()", false);
+  if (!recipe.plan) {
+    throw Exception(work_missing(recipe, "plan"));
+  }
+  return report_of([&] {
+           return recipe.plan(*settings, {.choices = choices,
+                                          .effective_batch = effective_batch,
+                                          .device = {device, device_memory_limit}});
+         })
+      .json;
+}
+
+std::string resume(const std::string& run, const Pairs& options, bool quiet,
+                   bool accept_other_processor) {
+  const Recipe& recipe = *recipe_of_run(run).or_throw();
+  const auto settings = settings_of_run(recipe, run).or_throw();
+  settings->override_with(options, "plimsoll.resume()").or_throw();
+  settings->resolve().or_throw();
+  return or_interrupt(recipe.train(*settings, {.resume = true,
+                                               .accept_other_processor = accept_other_processor,
+                                               .progress = {.quiet = quiet}}))
+      .json;
+}
+
+std::string evaluate(const std::string& run) {
+  const Recipe& recipe = *recipe_of_run(run).or_throw();
+  const auto settings = settings_of_run(recipe, run).or_throw();
+  settings->resolve().or_throw();
+  if (!recipe.evaluate) {
+    throw Exception(work_missing(recipe, "evaluation"));
+  }
+  return report_of([&] { return recipe.evaluate(*settings); }).json;
+}
+
+std::string export_model(const std::string& run, const std::string& out, bool merge) {
+  const Recipe& recipe = *recipe_of_run(run).or_throw();
+  const auto settings = settings_of_run(recipe, run).or_throw();
+  settings->resolve().or_throw();
+  if (!recipe.export_model) {
+    throw Exception(work_missing(recipe, "export"));
+  }
+  return recipe.export_model(*settings, {.out = out, .merge = merge}).or_throw().json;
+}
+
 }  // namespace
 
-void bind_python_recipes(nb::module_& m) {
-  add_recipes();
+void bind_recipes(nb::module_& m) {
   nb::class_<PythonField>(m, "RecipeField", "An option of a recipe that is written in Python.")
       .def(nb::init<std::string, std::string, bool, Value, std::string, double, double,
                     std::string>(),
@@ -263,7 +378,8 @@ void bind_python_recipes(nb::module_& m) {
            "\"real\", \"switch\" or \"choice\".");
   m.def("add_recipe", &add, nb::arg("name"), nb::arg("about"), nb::arg("unit"), nb::arg("examples"),
         nb::arg("data_help"), nb::arg("data_advice"), nb::arg("data_or"), nb::arg("plan_example"),
-        nb::arg("fields"), nb::arg("work"),
+        nb::arg("common"), nb::arg("fields"), nb::arg("work"),
+        "`common` has defaults of its own for seed, checkpoint_every_n_steps and foreign_bytes. "
         "`work` has train(), and as `evaluates`, `plans` and `exports` say evaluate(), plan() and "
         "export(); see plimsoll.recipes. Errors: ValueError; BudgetExceeded for more than 64 "
         "recipes.");
@@ -271,6 +387,23 @@ void bind_python_recipes(nb::module_& m) {
         nb::arg("source"),
         "The value of an option of `recipe` as run.toml has it. Errors: ValueError naming `source` "
         "and the key.");
+  m.def("train", &train, nb::arg("recipe"), nb::arg("config"), nb::arg("options"), nb::arg("quiet"),
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Returns the summary as JSON. Errors: ValueError, BudgetExceeded, OSError.");
+  m.def("plan", &plan, nb::arg("recipe"), nb::arg("config"), nb::arg("options"), nb::arg("device"),
+        nb::arg("device_memory_limit"), nb::arg("choices"), nb::arg("effective_batch"),
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Returns the plan as JSON. Errors: ValueError, BudgetExceeded, OSError.");
+  m.def("resume", &resume, nb::arg("run"), nb::arg("options"), nb::arg("quiet"),
+        nb::arg("accept_other_processor"), nb::call_guard<nb::gil_scoped_release>(),
+        "Returns the summary as JSON. Errors: NotFoundError, ValueError, CorruptError.");
+  m.def("evaluate", &evaluate, nb::arg("run"), nb::call_guard<nb::gil_scoped_release>(),
+        "Returns {\"step\", \"epoch\", \"recall\", …} as JSON. Errors: NotFoundError, ValueError, "
+        "CorruptError.");
+  m.def("export_model", &export_model, nb::arg("run"), nb::arg("out"), nb::arg("merge"),
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Returns what was written as JSON. Errors: NotFoundError, ValueError, CorruptError, "
+        "OSError.");
 }
 
 }  // namespace plimsoll::python

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "run/sealed_file.h"
 
 namespace plimsoll {
 namespace {
@@ -29,6 +30,20 @@ bool is_name(std::string_view name) {
   });
 }
 
+/// A run that was trained in C++ has checkpoints that nothing here reads. Its identity does not say
+/// whether torch is deterministic.
+Result<void> refuse_trained_in_cpp(const std::filesystem::path& root, const std::string& recipe) {
+  const auto identity = read_sealed(root / "identity.json");  // None, or damaged: the run says so.
+  if (!identity || identity->find("\"deterministic\"") != std::string::npos) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("{}: a run of the recipe {} that was trained in C++, which this version "
+                          "does not go on with",
+                          root.string(), recipe),
+              "go on with the version of Plimsoll that made it, or train anew in another folder");
+}
+
 }  // namespace
 
 Result<void> add_recipe(Recipe recipe) {
@@ -44,9 +59,7 @@ Result<void> add_recipe(Recipe recipe) {
   const auto at = std::find_if(list().begin(), list().end(),
                                [&](const Recipe& one) { return one.name == recipe.name; });
   if (at != list().end()) {
-    if (recipe.train || !at->train) {
-      *at = std::move(recipe);
-    }
+    *at = std::move(recipe);
     return {};
   }
   if (list().size() == kRecipesMax) {
@@ -83,6 +96,7 @@ Result<const Recipe*> recipe_named(std::string_view name) {
 Result<const Recipe*> recipe_of_run(const std::filesystem::path& root) {
   PLIMSOLL_TRY(const std::string name, recipe_name_of_run(root));
   if (const Recipe* known = find_recipe(name); known != nullptr) {
+    PLIMSOLL_TRY_VOID(refuse_trained_in_cpp(root, name));
     return known;
   }
   return fail(
@@ -94,11 +108,6 @@ Result<const Recipe*> recipe_of_run(const std::filesystem::path& root) {
 }
 
 Error work_missing(const Recipe& recipe, const char* what) {
-  if (!recipe.train) {
-    return make_error(ErrorCode::kNotFound, "this program was built without LibTorch",
-                      "install torch into .venv (tools/setup.sh does) and build again with "
-                      "-DPLIMSOLL_WITH_TORCH=ON");
-  }
   return make_error(ErrorCode::kInvalidArgument,
                     fmt::format("the recipe {} has no {}", recipe.name, what));
 }

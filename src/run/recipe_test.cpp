@@ -15,14 +15,6 @@ Recipe described(std::string name, std::string about = "") {
           }};
 }
 
-Recipe working(std::string name) {
-  Recipe recipe = described(std::move(name));
-  recipe.train = [](const AnySettings&, const TrainOptions&) -> Result<RecipeReport> {
-    return RecipeReport{};
-  };
-  return recipe;
-}
-
 TEST(RecipesTest, AreFoundByNameInTheOrderTheyCame) {
   ASSERT_TRUE(add_recipe(described("first")));
   ASSERT_TRUE(add_recipe(described("second", "old")));
@@ -39,15 +31,8 @@ TEST(RecipesTest, AreFoundByNameInTheOrderTheyCame) {
       << unknown.error().to_string();
 }
 
-TEST(RecipesTest, OneThatTrainsIsNotReplacedByADescription) {
-  ASSERT_TRUE(add_recipe(described("first")));
-  ASSERT_TRUE(add_recipe(working("first")));
-  ASSERT_TRUE(add_recipe(described("first")));
-  EXPECT_TRUE(find_recipe("first")->train);
-  EXPECT_EQ(work_missing(*find_recipe("first"), "plan").to_string(),
-            "the recipe first has no plan");
-  EXPECT_NE(work_missing(described("x"), "plan").to_string().find("without LibTorch"),
-            std::string::npos);
+TEST(RecipesTest, WhatARecipeLacksIsNamed) {
+  EXPECT_EQ(work_missing(described("first"), "plan").to_string(), "the recipe first has no plan");
 }
 
 TEST(RecipesTest, NamesAreWordsOfACommandLine) {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fusion of the recipe can-kd in Python: what it sees of a graph, by definition; its episodes, beside those that the recipe
-in C++ made of the same models; and what an evaluation says of them."""
+of a run made of the same models; and what an evaluation says of them."""
 import contextlib
 import json
 import math
@@ -101,14 +101,14 @@ def played(work, episodes=None):
 
 @pytest.fixture(scope="module")
 def base(traffic, program, tmp_path_factory):
-    """A run of the recipe in C++ with a teacher's models, its fusion among them."""
+    """A run with a teacher's models, its fusion among them."""
     out = tmp_path_factory.mktemp("base") / "run"
     subprocess.run([program, "train", "can-kd", "--data", str(traffic), "--out", str(out), "--memory-limit", "1GiB", *CPP_SMALL,
                     "--model-size", "teacher", "--fusion-target-update", "7"], check=True, capture_output=True)
     return out
 
 
-def test_its_episodes_are_those_of_the_recipe_in_cpp(base, work_of, tmp_path):
+def test_its_episodes_are_those_of_a_run(base, work_of, tmp_path):
     told = [e for e in events(base, "step") if e["task"] == "teacher_fusion"]
     work = work_of(fusion_target_update=7)
     losses, terms = played(work)
@@ -163,7 +163,7 @@ def same(ours, theirs, where=""):
 
 
 @pytest.mark.parametrize("options", [{}, {"fusion_gat": "normal", "gat_jk": "lstm"}], ids=["curriculum", "normal"])
-def test_an_evaluation_says_and_writes_what_that_in_cpp_does(train, traffic, tmp_path, options):
+def test_an_evaluation_says_and_writes_what_that_of_a_run_does(train, traffic, tmp_path, options):
     train("run", *(word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)))
     run, copy = tmp_path / "run", tmp_path / "copy"
     shutil.copytree(run / "models", copy / "models")

@@ -2,6 +2,8 @@
 """A recipe written in Python, brought by a package of its own: the program and plimsoll.train() treat it as theirs."""
 import json
 import os
+import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -201,3 +203,22 @@ def test_t8_a_ctrl_c_behind_the_last_moment_of_an_evaluation_is_not_lost(site, p
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=300, check=False, cwd=tmp_path,
                           env={**os.environ, "PYTHONPATH": path, "TOY_ASKED": "1"})
     assert done.stdout.split() == ["asked", "0"], done.stderr
+
+
+@pytest.mark.parametrize("command", ["resume", "eval"])
+def test_a_run_that_was_trained_in_cpp_is_refused_by_name(program, tmp_path, command):
+    run = shutil.copytree(pathlib.Path(__file__).parents[1] / "reference/cosir_run", tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    done = program(command, run)
+    assert done.returncode == 1 and f"{run}: a run of the recipe cosir that was trained in C++" in done.stderr, done.stderr
+    assert "the version of Plimsoll that made it" in done.stderr
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_a_recipe_has_its_own_defaults_of_options_that_every_run_has(program):
+    told = {name: program("config", name).stdout for name in ("cosir", "can-kd")}
+    for name, seed, every in (("cosir", 0, 500), ("can-kd", 42, 200)):
+        assert f"\nseed = {seed}\n" in told[name] and f"\ncheckpoint_every_n_steps = {every}\n" in told[name]
+    with pytest.raises(ValueError, match="compute_threads: a recipe has no default of its own"):
+        plimsoll._core.add_recipe(name="threads", about="", unit="rows", examples="", data_help="", data_advice="", data_or="", plan_example="",
+                                  common={"compute_threads": 3}, fields=[], work="")

@@ -155,12 +155,12 @@ def test_r47_eval_refuses_other_data_with_the_same_ids(runs, call, tmp_path):
     shutil.copytree(runs / "cosir", run)
     text = re.sub(r'(?m)^data = "[^"]*"', f'data = "{other}"', (run / "run.toml").read_text())
     seal_toml(run / "run.toml", text)
-    assert_refused(call("eval", run), 1, "trained on data of fingerprint", str(other))
+    assert_refused(call("eval", run), 1, "is another set than the run began with", str(other))
     # In a process of its own: this one's may hold more than the run's limit by now.
     done = subprocess.run([sys.executable, "-c", f"import plimsoll; plimsoll.evaluate({str(run)!r})"],
                           text=True, capture_output=True, check=False)
     assert done.returncode == 1 and "ValueError: " in done.stderr, done.stderr
-    assert "trained on data of fingerprint" in done.stderr
+    assert "is another set than the run began with" in done.stderr
 
 
 # ---- R42, R37: what decides the bits is pinned, or part of the identity ----
@@ -314,7 +314,7 @@ def test_r63_a_finished_run_is_given_more_epochs_of_its_second_phase(runs, call,
     more = last_json(call("resume", tmp_path / "run", "--phase2-epochs", "3", "--quiet", "--json"))
     assert more["epoch"] == 4 and more["state_sha256"] == whole["state_sha256"]
     assert [(one["key"], one["was"], one["is"]) for one in events(tmp_path / "run", "identity")] == \
-        [("phase2_epochs", "1", "3")]
+        [("options.phase2_epochs", "1", "3")]
     assert_refused(call("resume", tmp_path / "run", "--phase2-epochs", "2"), 2, "longer, not shorter")
 
 

@@ -15,7 +15,6 @@
 
 #include "recipes/can_kd/config.h"
 #include "recipes/cosir/config.h"
-#include "recipes/registry.h"
 #include "run/sealed_file.h"
 
 namespace plimsoll {
@@ -26,7 +25,8 @@ namespace fs = std::filesystem;
 class ConfigTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    add_recipes();
+    ASSERT_TRUE(add_recipe(describe_cosir()));
+    ASSERT_TRUE(add_recipe(describe_can_kd()));
     folder_ = fs::temp_directory_path() /
               fmt::format("plimsoll-config-{}-{}", ::getpid(),
                           ::testing::UnitTest::GetInstance()->current_test_info()->name());

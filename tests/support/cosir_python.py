@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe `cosir` of Python, under a name of its own beside the one of C++, for tests that compare them.
+"""The recipe `cosir` in a process of its own.
 
     python -m tests.support.cosir_python JOBS    [[NAME of a function of plimsoll, arguments, options], …] as JSON
-    python -m tests.support.cosir_python config cosir-python    any words of the program
 
-The last line of the former is JSON: of each job what the function returned, or [the error's type, its text]. In a process of its own, as
-a recipe that was added stays.
+The last line is JSON: of each job what the function returned, or [the error's type, its text].
 """
-import dataclasses
 import json
 import sys
 
@@ -15,10 +12,8 @@ import numpy as np
 
 import plimsoll
 import plimsoll.errors
-from plimsoll.recipes import add, cosir
 
-NAME = "cosir-python"
-add(dataclasses.replace(cosir.RECIPE, name=NAME))
+NAME = "cosir"
 
 
 def made(function, arguments, options):
@@ -46,8 +41,4 @@ def make_pairs(folder, groups=400, image=24, text=16, seed=5):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        from plimsoll.cli._program import main
-
-        sys.exit(main(sys.argv[1:]))
     print(json.dumps([made(*job) for job in json.loads(sys.argv[1])]))

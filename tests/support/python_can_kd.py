@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe can-kd in Python under a name of its own, beside that in C++; and a graph set for both.
+"""The recipe can-kd: sizes of small models, and a graph set.
 
 CAN_KD_DIES_AT=N ends the process with kill -9 as step N is told to events.jsonl, before it is counted.
 """
-import dataclasses
 import json
 import os
 import signal
 
 import plimsoll
-from plimsoll import recipes
-from plimsoll.recipes.can_kd import RECIPE
 
 from tests.support.can_traffic import write_traffic
 
-NAME = "can-kd-python"
+NAME = "can-kd"
 WINDOW = 20
 SIZES = {"teacher_vgae_hidden_dims": "32,16,8", "teacher_vgae_heads": 2, "teacher_vgae_embedding_dim": 8, "teacher_gat_hidden": 8,
          "teacher_gat_layers": 2, "teacher_gat_heads": 4, "teacher_gat_embedding_dim": 8, "teacher_gat_fc_layers": 2,
@@ -22,8 +19,6 @@ SIZES = {"teacher_vgae_hidden_dims": "32,16,8", "teacher_vgae_heads": 2, "teache
          "student_gat_layers": 2, "student_gat_heads": 3, "student_gat_embedding_dim": 3, "student_gat_fc_layers": 1}
 SMALL = {**SIZES, "seed": 42, "max_epochs": 2, "batch_size": 64, "fusion_episodes": 20, "min_steps_per_epoch": 2, "compute_threads": 1,
          "memory_limit": "2GiB", "progress": False}
-
-recipes.add(dataclasses.replace(RECIPE, name=NAME))
 
 if "CAN_KD_DIES_AT" in os.environ:
     event = plimsoll.Run.event

@@ -40,7 +40,7 @@ if typing.TYPE_CHECKING:
 
 __all__ = ["DeviceOptions", "Recipe", "RunOptions", "Told", "add", "committed", "limited", "option"]
 
-_OURS: tuple[str, ...] = ("chat", "vision")  # Modules beside this one, each with a RECIPE: a new recipe of ours is a word here.
+_OURS: tuple[str, ...] = ("cosir", "can_kd", "chat", "vision")  # Modules beside this one, each with a RECIPE: a new recipe of ours is a word here.
 _GROUP = "plimsoll.recipes"
 _COUNT_MAX = float(2**53)
 _KINDS = {bool: "switch", int: "integer", float: "real", str: "text"}
@@ -50,7 +50,8 @@ _KINDS = {bool: "switch", int: "integer", float: "real", str: "text"}
 class RunOptions:
     """The options of every run. A recipe's options derive from this class.
 
-    The run passed to train() was made with these options, so that a recipe itself needs only `data`.
+    The run passed to train() was made with these options, so that a recipe itself needs only `data`. A recipe may have defaults
+    of its own for seed, checkpoint_every_n_steps and foreign_bytes.
     """
 
     data: str
@@ -71,7 +72,7 @@ class RunOptions:
 
 def option(default: bool | int | float | str, about: str, *, least: float | None = None,
            most: float | None = None, choices: tuple[str, ...] = (), path: bool = False, size: bool = False,
-           auto: bool = False, decides_bits: bool = True) -> Any:
+           auto: bool = False, decides_bits: bool = True, may_grow: bool = False) -> Any:
     """Makes a field of a recipe's options.
 
     default:      the default, which also decides the type: bool, int, float or str.
@@ -82,10 +83,11 @@ def option(default: bool | int | float | str, about: str, *, least: float | None
     size:         whether an int is a number of bytes, which may be written as "64MiB".
     auto:         whether an int may be written as "auto", which is 0.
     decides_bits: whether the option decides the run's bits; if False, it may change when the run is resumed.
+    may_grow:     whether an int that decides the bits may be larger when the run is resumed: epochs of a last phase.
     """
     return dataclasses.field(default=default, metadata={
         "about": about, "least": least, "most": most, "choices": choices, "path": path, "size": size, "auto": auto,
-        "decides_bits": decides_bits})
+        "decides_bits": decides_bits, "may_grow": may_grow})
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -174,7 +176,7 @@ def add(recipe: Recipe) -> None:
                      data_advice="name it with --data PATH" + (
                          f", or --{recipe.data_or.replace('_', '-')} PATH" if recipe.data_or else ""),
                      data_or=recipe.data_or, plan_example=recipe.plan_example or f"plimsoll plan {recipe.name} --data PATH",
-                     fields=_fields_of(recipe), work=_Work(recipe))
+                     common=_common_of(recipe), fields=_fields_of(recipe), work=_Work(recipe))
 
 
 _found = False
@@ -199,6 +201,13 @@ def find() -> None:
         except Exception as error:
             raise RuntimeError(f"the recipe {point.name!r} ({point.value}) cannot be loaded: {error}; repair or "
                                "remove the package that brings it") from error
+
+
+def _common_of(recipe: Recipe) -> dict[str, int]:
+    """Returns the recipe's own defaults of options that every run has."""
+    usual = {field.name: field.default for field in dataclasses.fields(RunOptions)}
+    return {field.name: field.default for field in dataclasses.fields(recipe.options)
+            if field.name in usual and field.default != usual[field.name]}
 
 
 def _fields_of(recipe: Recipe) -> list[_core.RecipeField]:
@@ -245,7 +254,9 @@ class _Work:
         options = self._options(values)
         own = {field.name: values[field.name] for field in dataclasses.fields(options)
                if field.metadata.get("decides_bits") and not field.metadata["path"]}
-        accepted = ("instruction_set", "ATEN_CPU_CAPABILITY", "device") if accept_other_processor else ()
+        accepted: tuple[str, ...] = ("instruction_set", "ATEN_CPU_CAPABILITY", "device") if accept_other_processor else ()
+        if resume:  # The options were compared with those of run.toml: these can only have grown.
+            accepted += tuple(f"options.{field.name}" for field in dataclasses.fields(options) if field.metadata.get("may_grow"))
         stop: dict[str, str] = {}
         said: dict[str, Any] | None = None
         run = Run(out, memory_limit=options.memory_limit, device_memory_limit=options.devices(), seed=options.seed, options=own,
@@ -323,7 +334,7 @@ class _OfRecipe(typing.NamedTuple):
 
 
 def _json_of(summary: dict[str, Any]) -> str:
-    """Encodes a summary as JSON. Numbers that are not finite become null, as in the C++ recipes: JSON has no such numbers."""
+    """Encodes a summary as JSON. Numbers that are not finite become null: JSON has none."""
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: plain(inner) for key, inner in value.items()}

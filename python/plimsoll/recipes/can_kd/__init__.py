@@ -2,8 +2,7 @@
 """The recipe `can-kd` in Python: intrusion detection on CAN-bus graphs, by a teacher and a student of it.
 
 Two models, an autoencoder that has only seen normal traffic and a classifier, are trained as a large teacher and as a student of
-a few per cent of its size. docs/recipes/can-kd.md says what each option does. The recipe that the program knows as `can-kd` is
-still that of src/recipes/can_kd; this one is beside it (decision 0082).
+a few per cent of its size. docs/recipes/can-kd.md says what each option does.
 Reading order: _models.py, _losses.py, _tasks.py, _training.py, _teacher.py, _fusion.py, _scores.py, _evaluate.py,
 _plan.py, _run.py.
 
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(kw_only=True)
 class Options(DeviceOptions):
+    seed: int = 42
+    checkpoint_every_n_steps: int = 200
     teacher_path: str = option("", "Teacher to distil from: a run, a weights file or a folder; empty: this run's own teacher", path=True)
     stage: str = option("all", "Stage of training that this call does; the others may follow by later calls",
                         choices=("all", "autoencoder", "curriculum", "normal", "fusion", "evaluation"), decides_bits=False)

@@ -67,7 +67,7 @@ class Options(DeviceOptions):
     eval_every_n_epochs: int = option(5, "Epochs between evaluations; 0: only before and after training", most=1e6, decides_bits=False)
     oracle_angles: int = option(12, "Number of angles of the grid that the oracle evaluation searches", least=1, most=3600,
                                 decides_bits=False)
-    phase2_epochs: int = option(0, "Number of epochs of phase 2, a classifier that predicts rows; 0: no phase 2", most=1e6)
+    phase2_epochs: int = option(0, "Number of epochs of phase 2, a classifier that predicts rows; 0: no phase 2", most=1e6, may_grow=True)
     phase2_lr: float = option(1e-5, "Learning rate of the classifier of phase 2", least=0, most=_RATE)
     cleanup_every_n_steps: int = option(0, "Steps after which what nobody uses is given back to the system; 0: after evaluations, and "
                                            "under pressure, only", most=_COUNT, decides_bits=False)
