@@ -32,10 +32,8 @@ LAYERS = {
     "tables": {"tables", "run", "base", "os", "memory", "store", "data", "plan", "watch"},
     "torch": {"torch", "run", "base", "os", "memory", "store", "data", "plan", "watch"},
     "kernels": {"kernels", "torch", "base"},
-    "recipes": {"recipes", "kernels", "torch", "run", "base", "os", "memory", "store", "data", "plan", "watch"},
 }
 CLI_MAY = {"run", "tables", "watch"}
-REGISTRY = "recipes/registry.h"
 # Rooms of the Python package, lowest first: a file may import its own room and lower ones; those of a line are apart.
 PACKAGE = "python/plimsoll"
 STRANGERS = ("recipes", "integrations")  # Rooms that use what the others say in public.
@@ -50,7 +48,7 @@ PROPERTY = re.compile(r"\b(?:property|cached_property|setter)$")  # Its docstrin
 # Beginnings and phrases that a reader in a hurry reads twice.
 RIDDLE = re.compile(r"(Of|What|That|Whoever|Who|As)\b")
 RIDDLES = re.compile(r"\b(?:is of each|(?:is|are) (?:told|said)|one of (?:the|those) [^.]*\bthose that)\b")
-TORCH_FOLDERS = {"src/torch", "src/kernels", "src/recipes", "python", "bench", "tests", "examples"}
+TORCH_FOLDERS = {"src/torch", "src/kernels", "python", "bench", "tests", "examples"}
 TORCH_HEADER = re.compile(r'#include [<"](torch|ATen|c10|caffe2)/')
 INCLUDE = re.compile(r'#include "([^"]+)"')
 BANNED = re.compile(r"(?:^|[_A-Z/.])(util|utils|helper|helpers|common|manager|misc)(?:[_.]|$)", re.I)
@@ -97,7 +95,7 @@ def check_includes(relative: str, lines: list[str]):
         or relative == "include/plimsoll/torch.h"
     for number, line in enumerate(lines, 1):
         if TORCH_HEADER.match(line) and not torch_allowed:
-            yield number, "a torch header outside src/torch, src/kernels, src/recipes and the bindings"
+            yield number, "a torch header outside src/torch, src/kernels and the bindings"
         match = INCLUDE.match(line)
         if not match:
             continue
@@ -107,11 +105,8 @@ def check_includes(relative: str, lines: list[str]):
         top = target.split("/")[0]
         if folder in LAYERS and top in LAYERS and top not in LAYERS[folder]:
             yield number, f"src/{folder} may not include src/{top} (layers: {sorted(LAYERS[folder])})"
-        if relative.startswith("cli/") and top in LAYERS and top not in CLI_MAY and target != REGISTRY:
-            yield number, f"cli may include only include/, cli/, run/, tables/, watch/ and {REGISTRY}, not {target}"
-        own = "/".join(relative.split("/")[1:3])  # "recipes/cosir"
-        if folder == "recipes" and top == "recipes" and not target.startswith(own + "/"):
-            yield number, f"{own} may not include another recipe's {target}: what recipes share is in run/ or torch/"
+        if relative.startswith("cli/") and top in LAYERS and top not in CLI_MAY:
+            yield number, f"cli may include only include/, cli/, run/, tables/ and watch/, not {target}"
 
 
 def check_contract(lines: list[str]):

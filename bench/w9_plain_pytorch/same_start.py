@@ -3,7 +3,7 @@
 
 The program draws every random number as a pure function of (seed, stream, counter), so that NumPy
 can draw the same ones. The formulas are those of src/base/philox.h, src/base/sample_order.cpp,
-src/store/row_init.h and src/recipes/cosir/model.cpp; equal losses in the first step show that they
+src/store/row_init.h and python/plimsoll/recipes/cosir/_model.py; equal losses in the first step show that they
 still agree.
 
 Memory: about 40 bytes a row.
@@ -15,7 +15,7 @@ import numpy as np
 
 U64 = np.uint64
 MASK32 = U64(0xFFFFFFFF)
-# The uses of a run's seed, as `Purpose` in src/recipes/cosir/model.h numbers them.
+# The uses of a run's seed, as `Purpose` in python/plimsoll/recipes/cosir/_random.py numbers them.
 MODEL, ROWS, ORDER = 1, 2, 3
 
 

@@ -6,6 +6,7 @@
 #include "kernels/contrast.h"
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -16,7 +17,6 @@
 
 #include "kernels/contrast_loops.h"
 #include "kernels/reference.h"
-#include "torch/random_tensors.h"
 
 namespace plimsoll::kernels {
 namespace {
@@ -34,7 +34,7 @@ struct Twins {
 };
 
 at::Tensor normals(at::IntArrayRef shape, std::uint64_t seed, double scale = 1.0) {
-  return random_normal(shape, scale, seed, 77);
+  return at::randn(shape, at::detail::createCPUGenerator(seed), at::kFloat) * scale;
 }
 
 double gap(const at::Tensor& fast, const at::Tensor& exact) {

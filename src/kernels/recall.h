@@ -3,7 +3,8 @@
 // Recall ranks by counting: how many of a gallery are at least as similar as a query's own.
 //
 // A rank of 1 is best. Nothing is sorted. Where queries or a gallery are turned by conditions, a
-// similarity is a·s + b·p of two products that serve all conditions (recipes/cosir/ranks.h). Counts
+// similarity is a·s + b·p of two products that serve all conditions
+// (python/plimsoll/recipes/cosir/_evaluate.py). Counts
 // of a gallery's blocks add up. torch.ops.plimsoll.NAME are recall_ranks, turned_query_ranks and
 // turned_gallery_ranks. Reading order: operators.h, this file.
 //

@@ -4,11 +4,11 @@
 //
 //   using F = FieldTable<CosirConfig>;
 //   F::out(), F::seed(),
-//   F::real<&CosirConfig::lr>("lr", 0, 1e3, "Learning rate of the combiner")
-//   F::whole<&CanKdConfig::teacher, &CanKdSizes::gat_heads>("teacher_gat_heads", …)
+//   F::real<&Config::lr>("lr", 0, 1e3, "Learning rate")
+//   F::whole<&Config::teacher, &Sizes::heads>("teacher_heads", …)
 //
 // The path of members names a value of the kind's own type, or the table does not compile.
-// Reading order: config.h, this file, recipes/cosir/config.cpp.
+// Reading order: config.h, this file.
 //
 // Threads: constants.   Memory: none of its own.
 #pragma once

@@ -3,9 +3,8 @@
 // Recipe: a training run that the program and Python can start by its name.
 //
 // The program, Python and the files of runs know recipes through this list alone; none is named
-// elsewhere. A recipe of ours is a folder of src/recipes; Python may add others
-// (python/plimsoll/recipes/__init__.py).
-// Reading order: config.h (options), this file, recipes/registry.h.
+// elsewhere. Python adds them (python/plimsoll/recipes/__init__.py).
+// Reading order: config.h (options), this file.
 //
 // Threads: recipes are added while a program starts, on one thread; then the list is constant.
 // Memory:  kRecipesMax recipes at most, a few hundred bytes each.
@@ -60,15 +59,14 @@ struct Recipe {
   std::function<std::unique_ptr<AnySettings>()> settings{};
 
   // Each is given resolved settings of the kind that settings() makes. An empty one cannot be done
-  // by this program, or by this recipe; see work_missing().
+  // by this recipe; see work_missing().
   std::function<Result<RecipeReport>(const AnySettings&, const TrainOptions&)> train{};
   std::function<Result<RecipeReport>(const AnySettings&)> evaluate{};
   std::function<Result<RecipeReport>(const AnySettings&, const PlanQuestion&)> plan{};
   std::function<Result<RecipeReport>(const AnySettings&, const ExportQuestion&)> export_model{};
 };
 
-/// Adds a recipe to the list. One of the same name takes the place of that one, unless that one can
-/// train and this one cannot.
+/// Adds a recipe to the list. One of the same name takes the place of that one.
 /// Errors: kInvalidArgument for a name that is not lower-case letters, digits and hyphens, or
 ///         without settings; kOverBudget for more than kRecipesMax.
 Result<void> add_recipe(Recipe recipe);
@@ -87,7 +85,8 @@ Result<const Recipe*> recipe_named(std::string_view name);
 /// kCorrupt.
 Result<std::string> recipe_name_of_run(const std::filesystem::path& root);
 
-/// The recipe of the run in `root`. Errors: the same; kInvalidArgument for one not in the list.
+/// The recipe of the run in `root`. Errors: the same; kInvalidArgument for one not in the list, and
+/// for a run that was trained in C++.
 Result<const Recipe*> recipe_of_run(const std::filesystem::path& root);
 
 /// Why `what` ("train", "evaluate", "plan", "export") of a recipe is empty.

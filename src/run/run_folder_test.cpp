@@ -21,7 +21,6 @@
 
 #include "os/directories.h"
 #include "os/power_loss.h"
-#include "run/digest.h"
 #include "run/recipe.h"
 
 namespace plimsoll {
@@ -538,42 +537,6 @@ TEST_F(RunFolderTest, ItsStatusSpeaksOfWhatItsRecipeTrainsOn) {
   EXPECT_EQ(nlohmann::json::parse(view.to_json())["recipe"], "of-graphs");
   EXPECT_NE(view.to_text().find("graphs/s"), std::string::npos) << view.to_text();
   EXPECT_EQ(view.to_text().find("  store "), std::string::npos) << view.to_text();
-}
-
-TEST(StateDigestTest, MatchesSha256OfTheFramedBytes) {
-  StateDigest digest;
-  digest.add("", std::span<const std::byte>{});
-  // SHA-256 of sixteen zero bytes (two sizes of nothing), from coreutils' sha256sum.
-  EXPECT_EQ(digest.hex(), "374708fff7719dd5979ec875d56cd2286f6d3cf7ec317a3b25632aab28ec37bb");
-}
-
-TEST(StateDigestTest, OfASetDependsOnItsMembersAndNotOnTheirOrder) {
-  const auto digest = [](std::initializer_list<std::string> members) {
-    StateDigest::Set set;
-    for (const auto& bytes : members) {
-      set.add(std::as_bytes(std::span(bytes)));
-    }
-    StateDigest state;
-    state.add("set", set);
-    return state.hex();
-  };
-  EXPECT_EQ(digest({"a", "b", "cc"}), digest({"cc", "a", "b"}));
-  EXPECT_NE(digest({"a", "b"}), digest({"a", "b", "b"}));
-  EXPECT_NE(digest({"a", "a"}), digest({"b", "b"}));
-  EXPECT_NE(digest({}), digest({""}));
-}
-
-TEST(StateDigestTest, TellsApartEntriesThatRunIntoEachOther) {
-  const auto digest = [](std::initializer_list<std::pair<const char*, std::string>> entries) {
-    StateDigest state;
-    for (const auto& [name, bytes] : entries) {
-      state.add(name, std::as_bytes(std::span(bytes)));
-    }
-    return state.hex();
-  };
-  EXPECT_EQ(digest({{"a", "xy"}}), digest({{"a", "xy"}}));
-  EXPECT_NE(digest({{"a", "xy"}}), digest({{"ax", "y"}}));
-  EXPECT_NE(digest({{"a", "x"}, {"b", ""}}), digest({{"a", ""}, {"b", "x"}}));
 }
 
 }  // namespace

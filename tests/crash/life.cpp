@@ -429,7 +429,7 @@ void Life::work_on_table(Governor& governor, const Process& process, LastWords& 
   }
 }
 
-// As src/recipes/cosir/state.cpp saves a run: the checkpoint, every table, then the manifest.
+// As plimsoll.Run saves a run: the checkpoint, every table, then the manifest.
 void Life::save(std::vector<EmbeddingStore>& tables, std::int64_t step) const {
   const fs::path final = directory_ / "checkpoints" / checkpoint_name(step);
   const fs::path beside = final.string() + ".new";

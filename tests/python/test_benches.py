@@ -199,3 +199,11 @@ def test_the_recipes_curve_falls(tmp_path):
     assert list(curve)[0] == "8" and len(curve) >= 3
     assert result["peers"]["ends"]["chat"] == [*curve.values()][-1] and curve["8"][0] < result["peers"]["before"]
     assert (tmp_path / "recipe-1/run/adapter/adapter_config.json").exists()
+
+
+def test_a_layer_of_graph_attention_gives_the_formulas_answer():
+    done = subprocess.run([sys.executable, BENCH / "gat_step" / "run.py", "--smoke"], text=True, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["name"] == "gat_step" and result["peers"]["graphs"] == 8
+    assert all(result["peers"][size]["plimsoll"]["seconds"] > 0 for size in ("student", "teacher"))

@@ -1,32 +1,145 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every key of every recipe is tried in every form a user can write it in; the tables of fields
-// drive the tests, so a new key is covered the moment it exists.
+// Every key is tried in every form a user can write it in; tables of fields drive the tests. They
+// are of two recipes: the first, which run.toml does not name, and another. Both together have
+// options of every kind.
 #include "run/config.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <random>
 #include <set>
 
-#include "recipes/can_kd/config.h"
-#include "recipes/cosir/config.h"
+#include "run/field_table.h"
+#include "run/recipe.h"
 #include "run/sealed_file.h"
 
 namespace plimsoll {
+
+struct FirstConfig : RunConfig {
+  std::int64_t epochs{30};
+  std::int64_t batch_size{2048};
+  double lr{1e-5};
+  std::string label_init{"normal"};
+  std::int64_t queue_bytes{0};
+  std::int64_t store_bytes{0};
+  std::int64_t cache_bytes{0};
+  std::int64_t loader_threads{2};
+};
+
+struct OtherSizes {
+  std::string hidden_dims{"80,40,16"};
+  std::int64_t heads{4};
+};
+
+struct OtherConfig : RunConfig {
+  std::string stage{"all"};
+  OtherSizes teacher{};
+  std::int64_t max_epochs{300};
+  double dropout{0.2};
+  bool use_kd{true};
+};
+
+namespace {
+
+constexpr auto kIdentity = FieldRole::kIdentity;
+constexpr auto kFree = FieldRole::kFree;
+using First = FirstConfig;
+using Other = OtherConfig;
+
+template <class Config>
+std::vector<Field> with_common(std::initializer_list<Field> own) {
+  using F = FieldTable<Config>;
+  std::vector<Field> fields{F::data("Data to train on"),
+                            F::out(),
+                            F::memory_limit(),
+                            F::disk_limit(),
+                            F::seed(),
+                            F::checkpoint_every_n_steps(),
+                            F::foreign_bytes(),
+                            F::compute_threads(kIdentity, "Number of threads that compute")};
+  fields.insert(fields.end(), own);
+  return fields;
+}
+
+const std::vector<Field>& first_fields() {
+  using F = FieldTable<First>;
+  static const std::vector<Field> fields = with_common<First>({
+      F::whole<&First::epochs>("epochs", kIdentity, 1, 1e6, "Number of passes over the data"),
+      F::whole_or_auto<&First::batch_size>("batch_size", 2, 1 << 20, "Batch size, in rows"),
+      F::real<&First::lr>("lr", 0, 1e3, "Learning rate of the model"),
+      F::choice<&First::label_init>("label_init", "normal|zeros|uniform", "Initial values"),
+      F::bytes<&First::queue_bytes>("queue_bytes", "Memory of the queue"),
+      F::bytes<&First::store_bytes>("store_bytes", "Memory of the rows"),
+      F::bytes<&First::cache_bytes>("cache_bytes", "Memory of the features"),
+      F::whole<&First::loader_threads>("loader_threads", kFree, 1, 256, "Number of threads"),
+      F::tensorboard(),
+  });
+  return fields;
+}
+
+const std::vector<Field>& other_fields() {
+  using F = FieldTable<Other>;
+  static const std::vector<Field> fields = with_common<Other>({
+      F::choice<&Other::stage>("stage", "all|normal|fusion", "Stage of training", kFree),
+      F::widths<&Other::teacher, &OtherSizes::hidden_dims>("teacher_hidden_dims", 1, 65536,
+                                                           "Widths of the layers"),
+      F::whole<&Other::teacher, &OtherSizes::heads>("teacher_heads", kIdentity, 1, 256,
+                                                    "Attention heads"),
+      F::whole<&Other::max_epochs>("max_epochs", kIdentity, 1, 1e6, "Most epochs of a stage"),
+      F::real<&Other::dropout>("dropout", 0, 0.99, "Dropout rate of the model"),
+      F::on_off<&Other::use_kd>("use_kd", kIdentity, "Whether a teacher is asked"),
+      F::keep_checkpoints(),
+      F::cleanup_every_n_steps(),
+  });
+  return fields;
+}
+
+constexpr std::array kPresets{Preset{"small", "max_epochs = 2\nteacher_heads = 3\n"}};
+
+}  // namespace
+
+template <>
+const RecipeOptions& recipe_options<FirstConfig>() noexcept {
+  static const RecipeOptions options{.recipe = kFirstRecipe,
+                                     .fields = first_fields(),
+                                     .data_advice = "name it with --data DIR",
+                                     .keys_advice = "its help lists every key"};
+  return options;
+}
+
+template <>
+const RecipeOptions& recipe_options<OtherConfig>() noexcept {
+  static const RecipeOptions options{.recipe = "other",
+                                     .fields = other_fields(),
+                                     .data_advice = "name it with --data DIR",
+                                     .keys_advice = "its help lists every key",
+                                     .presets = kPresets};
+  return options;
+}
+
 namespace {
 
 namespace fs = std::filesystem;
 
+using FirstSettings = Settings<FirstConfig>;
+using OtherSettings = Settings<OtherConfig>;
+
+template <class Any>
+Recipe recipe_of(const char* name) {
+  return {.name = name, .settings = [] { return std::make_unique<Any>(); }};
+}
+
 class ConfigTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_TRUE(add_recipe(describe_cosir()));
-    ASSERT_TRUE(add_recipe(describe_can_kd()));
+    ASSERT_TRUE(add_recipe(recipe_of<FirstSettings>(kFirstRecipe)));
+    ASSERT_TRUE(add_recipe(recipe_of<OtherSettings>("other")));
     folder_ = fs::temp_directory_path() /
               fmt::format("plimsoll-config-{}-{}", ::getpid(),
                           ::testing::UnitTest::GetInstance()->current_test_info()->name());
@@ -48,7 +161,7 @@ class ConfigTest : public ::testing::Test {
 
 template <class AnyRecipe>
 class RecipeConfigTest : public ConfigTest {};
-using Recipes = ::testing::Types<CosirSettings, CanKdSettings>;
+using Recipes = ::testing::Types<FirstSettings, OtherSettings>;
 TYPED_TEST_SUITE(RecipeConfigTest, Recipes);
 
 /// A value of the field that is not its default, as the user would type it.
@@ -162,39 +275,39 @@ TYPED_TEST(RecipeConfigTest, RunTomlGivesBackEveryValueAndItsSource) {
 }
 
 TEST_F(ConfigTest, ARunSaysWhichRecipeItIsUnlessItIsTheFirst) {
-  const std::string cosir = CosirSettings().to_toml();
+  const std::string first = FirstSettings().to_toml();
   EXPECT_TRUE(
-      cosir.starts_with("# Every option of this run and where it came from.\n[cosir]\n"
+      first.starts_with("# Every option of this run and where it came from.\n[cosir]\n"
                         "data = \"\"                                 # from default\n"))
-      << cosir.substr(0, 200);
-  EXPECT_EQ(CosirSettings().identity().front().first, "epochs");
-  write_run(cosir);
+      << first.substr(0, 200);
+  EXPECT_EQ(FirstSettings().identity().front().first, "seed");
+  write_run(first);
   EXPECT_EQ(recipe_of_run(folder_).value()->name, "cosir");
-  const std::string can_kd = CanKdSettings().to_toml();
-  EXPECT_NE(can_kd.find("\nrecipe = \"can-kd\"\n[can-kd]\n"), std::string::npos);
-  const std::pair<std::string, std::string> recipe{"recipe", "\"can-kd\""};
-  EXPECT_EQ(CanKdSettings().identity().front(), recipe);
-  write_run(can_kd);
-  EXPECT_EQ(recipe_of_run(folder_).value()->name, "can-kd");
+  const std::string other = OtherSettings().to_toml();
+  EXPECT_NE(other.find("\nrecipe = \"other\"\n[other]\n"), std::string::npos);
+  const std::pair<std::string, std::string> recipe{"recipe", "\"other\""};
+  EXPECT_EQ(OtherSettings().identity().front(), recipe);
+  write_run(other);
+  EXPECT_EQ(recipe_of_run(folder_).value()->name, "other");
 }
 
 TEST_F(ConfigTest, AnotherRecipesRunIsRefusedByName) {
-  const auto run = write_run(CanKdSettings().to_toml());
-  CosirSettings cosir;
-  auto read = cosir.read_file(run, true);
+  const auto run = write_run(OtherSettings().to_toml());
+  FirstSettings first;
+  auto read = first.read_file(run, true);
   ASSERT_FALSE(read);
   EXPECT_NE(
-      read.error().to_string().find("run.toml:2: this belongs to the recipe can-kd, not to cosir"),
+      read.error().to_string().find("run.toml:2: this belongs to the recipe other, not to cosir"),
       std::string::npos)
       << read.error().to_string();
-  write_run(CosirSettings().to_toml());
-  CanKdSettings can_kd;
-  read = can_kd.read_file(run, true);
+  write_run(FirstSettings().to_toml());
+  OtherSettings other;
+  read = other.read_file(run, true);
   ASSERT_FALSE(read);
-  EXPECT_NE(read.error().to_string().find("belongs to the recipe cosir, not to can-kd"),
+  EXPECT_NE(read.error().to_string().find("belongs to the recipe cosir, not to other"),
             std::string::npos)
       << read.error().to_string();
-  EXPECT_EQ(can_kd.items(), CanKdSettings().items());
+  EXPECT_EQ(other.items(), OtherSettings().items());
   write_run("recipe = \"tomorrow\"\n");
   const auto unknown = recipe_of_run(folder_);
   ASSERT_FALSE(unknown);
@@ -208,16 +321,16 @@ TEST_F(ConfigTest, RandomRealNumbersSurviveRunTomlToTheLastBit) {
   std::mt19937_64 random(seed);
   for (int i = 0; i < 200; ++i) {
     const double value = std::exp(std::uniform_real_distribution<>(-30, 6)(random));
-    CosirSettings settings;
+    FirstSettings settings;
     ASSERT_TRUE(settings.set("lr", fmt::format("{}", value), "--set"));
-    CosirSettings again;
+    FirstSettings again;
     ASSERT_TRUE(again.read_file(write_run(settings.to_toml()), true));
     EXPECT_EQ(again.config().lr, value);
   }
 }
 
 TEST_F(ConfigTest, LaterSourcesWinAndAreRemembered) {
-  CosirSettings settings;
+  FirstSettings settings;
   EXPECT_EQ(settings.source_of("epochs"), "default");
   ASSERT_TRUE(settings.read_file(write("c.toml", "# first\nepochs = 5\nseed = 9\n")));
   ASSERT_TRUE(settings.set("epochs", "6", "--epochs"));
@@ -229,7 +342,7 @@ TEST_F(ConfigTest, LaterSourcesWinAndAreRemembered) {
 }
 
 TEST_F(ConfigTest, UnknownKeysNameTheFileTheLineAndTheNearestKey) {
-  CosirSettings settings;
+  FirstSettings settings;
   const auto path = write("c.toml", "seed = 1\n\nbatchsize = 3\n");
   const auto read = settings.read_file(path);
   ASSERT_FALSE(read);
@@ -311,13 +424,13 @@ TEST_F(ConfigTest, FilesOfTheWrongShapeSayWhere) {
       {"epochs = \n", ":1: "},
       {"epochs = 1\nepochs = 2\n", ":2: "}};
   for (const auto& [content, expected] : cases) {
-    CosirSettings settings;
+    FirstSettings settings;
     const auto read = settings.read_file(write("c.toml", content));
     ASSERT_FALSE(read) << content;
     EXPECT_NE(read.error().to_string().find(expected), std::string::npos)
         << read.error().to_string();
   }
-  CosirSettings settings;
+  FirstSettings settings;
   for (const char* content : {"{\"epochs\": }", "[1]", "", "{\"epochs\": null}"}) {
     const auto read = settings.read_file(write("c.json", content));
     ASSERT_FALSE(read) << content;
@@ -330,7 +443,7 @@ TEST_F(ConfigTest, FilesOfTheWrongShapeSayWhere) {
 }
 
 TEST_F(ConfigTest, ResumptionKeepsTheSourcesOfWhatItDoesNotChange) {
-  CosirSettings settings;
+  FirstSettings settings;
   const std::vector<std::pair<std::string, std::string>> free{{"memory_limit", "2GiB"},
                                                               {"loader_threads", "7"},
                                                               {"queue_bytes", "8MiB"},

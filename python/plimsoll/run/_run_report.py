@@ -21,7 +21,7 @@ _UNKNOWN_STEPS = -1
 
 
 class Report:
-    """Writes the reports of one run. Its files are like those of recipes in C++ (torch/run_report.h)."""
+    """Writes the reports of one run. Its files are in docs/formats/run.md."""
 
     def __init__(self, folder: _core.RunFolder, governor: Governor, metrics: str, step: int) -> None:
         """Opens the metrics, and writes the first status. metrics: their folder; "": this rank writes none. step: that of the commit to resume
