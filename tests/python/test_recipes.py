@@ -196,8 +196,8 @@ def test_t8_a_ctrl_c_behind_the_last_moment_of_an_evaluation_is_not_lost(site, p
     said(program("train", "toy", "--data", tmp_path, "--out", "run", "--json", *LIMIT))
     code = ("import plimsoll\n"
             "try:\n    plimsoll.evaluate('run')\nexcept KeyboardInterrupt:\n    print('asked')\n"
-            "print(plimsoll._core.StopSignals.requested())\n")
+            "print('goes on')\n")
     path = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=300, check=False, cwd=tmp_path,
                           env={**os.environ, "PYTHONPATH": path, "TOY_ASKED": "1"})
-    assert done.stdout.split() == ["asked", "0"], done.stderr
+    assert done.stdout.splitlines() == ["asked", "goes on"], done.stderr
