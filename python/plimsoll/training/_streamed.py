@@ -404,7 +404,8 @@ def _must_be_values(blocks: list[_Block]) -> None:
     for owned in (owned for block in blocks for owned in block.owned):
         if type(owned.parameter) is not torch.nn.Parameter:
             raise ValueError(f"model: {owned.full_name} is a {type(owned.parameter).__qualname__}, which has more than its values, and does not stream: "
-                             "say weights=\"resident\"; the recipes chat and vision stream quantised weights (--base nf4)")
+                             "say weights=\"resident\"; weights of nf4 and int8 stream in the recipes chat and vision, which quantise an unquantised model "
+                             "themselves: base = \"nf4\" (--base nf4)")
 
 
 def _room(governor: Governor, device: torch.device | None) -> Callable[[], int]:
