@@ -24,7 +24,7 @@ class Absent(torch.nn.Parameter):
     """
 
     what: str
-    values: Callable[[], Any] | None = None
+    bring: Callable[[], Any] | None = None
     """Returns the values."""
 
     @classmethod
@@ -90,8 +90,8 @@ def _writes(name: str) -> bool:
 
 def _there(value: Any) -> Any:
     """Returns the value with what is absent in it there."""
-    if isinstance(value, Absent) and value.values is not None:
-        return value.values()
+    if isinstance(value, Absent) and value.bring is not None:
+        return value.bring()
     if isinstance(value, (list, tuple)):
         return (list if isinstance(value, list) else tuple)(map(_there, value))
     return {key: _there(one) for key, one in value.items()} if isinstance(value, dict) else value

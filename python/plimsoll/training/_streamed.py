@@ -282,7 +282,7 @@ class _Block:
 
         absent = [owned.parameter for owned in self.owned]
         for at, none in enumerate(absent):
-            none.values = functools.partial(again, at)
+            none.bring = functools.partial(again, at)
         inner = self.module.forward
 
         @contextlib.contextmanager
