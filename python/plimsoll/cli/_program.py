@@ -135,9 +135,13 @@ def _extension() -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the program `plimsoll` in this process. Returns its exit status."""
+    while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:  # Streams that were closed: no file may take their place.
+        pass
+    os.close(spare)
     try:
         status = _run(["plimsoll", *(sys.argv[1:] if arguments is None else arguments)])
-        sys.stdout.flush()
+        if sys.stdout is not None and not sys.stdout.closed:
+            sys.stdout.flush()
         return status
     except BrokenPipeError:  # `plimsoll … | head`: nobody reads the rest. What was to be made is made.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
