@@ -143,6 +143,10 @@ def test_python_starts_it_and_reads_it_again_when_it_has_changed(mine):
     assert plimsoll.resume(mine / "run", progress=False)["changed"] is True
     (mine / "mine.py").rename(mine / "moved.py")
     assert plimsoll.evaluate(mine / "run", recipe_file=mine / "moved.py")["step"] == 39
+    (mine / "named").mkdir()
+    (mine / "named" / "run.toml").write_text('recipe = "chat"\n')
+    with pytest.raises(ValueError, match="its recipe was not read from a file"):
+        plimsoll.evaluate(mine / "named", recipe_file=mine / "moved.py")
     with pytest.raises(ValueError, match="name the file in its place"):  # By its name a run would not remember it.
         plimsoll.train("table", out=mine / "third", **given)
 

@@ -37,6 +37,7 @@ from .._core import crc32c, format_bytes
 from ..core._folders import replaced
 from ..errors import MemoryPressure, NotFoundError
 from . import _files
+from ._choices import table_of, weigh
 from ._files import is_file as is_file
 
 if typing.TYPE_CHECKING:
@@ -67,8 +68,10 @@ class RunOptions:
     disk_limit: str = ""
     seed: int = 0
     checkpoint_every_n_steps: int = 500
+    keep_checkpoints: int = 2
     foreign_bytes: int = 128 << 20
     compute_threads: int = 0
+    tensorboard: bool = True
 
     def devices(self) -> dict[str, str]:
         """Returns the memory limits of the devices that the run trains on, by torch's names; {}: it trains on the CPU."""
@@ -77,7 +80,7 @@ class RunOptions:
 
 def option(default: bool | int | float | str, about: str, *, least: float | None = None,
            most: float | None = None, choices: tuple[str, ...] = (), path: bool = False, size: bool = False,
-           auto: bool = False, decides_bits: bool = True) -> Any:
+           auto: bool = False, widths: bool = False, decides_bits: bool = True) -> Any:
     """Makes a field of a recipe's options.
 
     default:      the default, which also decides the type: bool, int, float or str.
@@ -87,11 +90,12 @@ def option(default: bool | int | float | str, about: str, *, least: float | None
     path:         whether a str is a path. It is made absolute, and may differ when the run is resumed.
     size:         whether an int is a number of bytes, which may be written as "64MiB".
     auto:         whether an int may be written as "auto", which is 0.
+    widths:       whether a str is two to eight whole numbers from `least` to `most`, such as "80,40,16"; in a file also [80, 40, 16].
     decides_bits: whether the option decides the run's bits; if False, it may change when the run is resumed.
     """
     return dataclasses.field(default=default, metadata={
         "about": about, "least": least, "most": most, "choices": choices, "path": path, "size": size, "auto": auto,
-        "decides_bits": decides_bits})
+        "widths": widths, "decides_bits": decides_bits})
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -152,6 +156,12 @@ class Recipe:
     data:     description of --data, for --help.
     data_or:  an option that may replace --data; "": none.
     plan_example: command line for the help of plan.
+    presets:  folder of files of options, NAME.toml, which `--config NAME` reads.
+    choices:  options that move memory, with their values, which `plan --choices` plans and times. plan() then returns batch_size,
+              peak_bytes, bytes_per_row and step_seconds, as a BatchPlan has them.
+    weighed:  called with the options and the plan's result. Returns the options of the part of a run that choices are planned for, its
+              name, and the names of the choices that it has. None: the whole run and all choices.
+    accumulates: the option that `plan --effective-batch` sets: the number of batches of an optimizer step; "": none.
     """
 
     name: str
@@ -167,6 +177,10 @@ class Recipe:
     data: str = "Data to train on"
     data_or: str = ""
     plan_example: str = ""
+    presets: str | os.PathLike[str] | None = None
+    choices: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    weighed: Callable[[Any, dict[str, Any]], tuple[Any, str, set[str]]] | None = None
+    accumulates: str = ""
 
 
 def add(recipe: Recipe) -> None:
@@ -201,6 +215,8 @@ def file_of(run: str, file: str | os.PathLike[str] = "") -> dict[str, str]:
     """
     noted = _files.noted(run)
     if not (path := noted["recipe_file"]):
+        if file:
+            raise ValueError(f"{run}: its recipe was not read from a file")
         return {}
     if not file and not os.path.isfile(path):
         raise NotFoundError(f"{run}: its recipe was read from {path}, which is not there now; say where it is with --recipe-file FILE "
@@ -217,6 +233,8 @@ def _add(recipe: Recipe, source: _files.Source) -> None:
                      examples="\n".join("  " + line for line in recipe.examples), data_help=recipe.data,
                      data_advice="name it with --data PATH" + (
                          f", or --{recipe.data_or.replace('_', '-')} PATH" if recipe.data_or else ""),
+                     keys_advice=f"`plimsoll train {source.path or recipe.name} --help` lists every key",
+                     choices=", ".join(recipe.choices), effective_batch=bool(recipe.choices and recipe.accumulates), presets=_presets_of(recipe),
                      data_or=recipe.data_or, plan_example=recipe.plan_example or f"plimsoll plan {source.path or recipe.name} --data PATH",
                      fields=_fields_of(recipe) + _fields_of_file(source), work=_Work(recipe, source))
 
@@ -245,6 +263,11 @@ def find() -> None:
                                "remove the package that brings it") from error
 
 
+def _presets_of(recipe: Recipe) -> dict[str, str]:
+    files = sorted(pathlib.Path(recipe.presets).glob("*.toml")) if recipe.presets is not None else []
+    return {file.stem: file.read_text(encoding="utf-8") for file in files}
+
+
 def _fields_of(recipe: Recipe) -> list[_core.RecipeField]:
     types_of = typing.get_type_hints(recipe.options)
     common = {field.name for field in dataclasses.fields(RunOptions)}
@@ -258,7 +281,8 @@ def _fields_of(recipe: Recipe) -> list[_core.RecipeField]:
             raise ValueError(f"recipe {recipe.name}: {field.name} must be an option(default, about) of a bool, "
                              "int, float or str, as its annotation says")
         choices = "|".join(said["choices"])
-        word = "size" if said["size"] else "path" if said["path"] else "auto" if said["auto"] else "choice" if choices else _KINDS[kind]
+        word = "size" if said["size"] else "path" if said["path"] else "auto" if said["auto"] else "widths" if said["widths"] else (
+            "choice" if choices else _KINDS[kind])
         least, most = said["least"], said["most"]
         if least is None:
             least = 0.0 if kind is int else -1e300
@@ -305,7 +329,8 @@ class _Work:
         said: dict[str, Any] | None = None
         run = Run(out, memory_limit=options.memory_limit, device_memory_limit=options.devices(), seed=options.seed, options=own,
                   foreign_bytes=options.foreign_bytes, disk_limit=options.disk_limit,
-                  compute_threads=options.compute_threads, accept=accepted, virtual_workers=getattr(options, "virtual_workers", 0),
+                  compute_threads=options.compute_threads, accept=accepted, keep_checkpoints=options.keep_checkpoints,
+                  tensorboard=options.tensorboard, virtual_workers=getattr(options, "virtual_workers", 0),
                   _of_recipe=_OfRecipe(run_toml, options.checkpoint_every_n_steps, quiet))
         try:
             with run:
@@ -334,21 +359,37 @@ class _Work:
     def evaluate(self, values: dict[str, Any]) -> tuple[str, str, bool]:
         return self._said(self._recipe.evaluate, values)
 
-    def plan(self, values: dict[str, Any], device: str, device_memory_limit: str) -> tuple[str, str, bool]:
-        return self._said(self._recipe.plan, values, device=device, device_memory_limit=device_memory_limit)
+    def plan(self, values: dict[str, Any], device: str, device_memory_limit: str, choices: bool, effective_batch: int) -> tuple[str, str, bool]:
+        recipe, options = self._recipe, self._options(values)
+
+        def planned(one: Any) -> dict[str, Any]:
+            assert recipe.plan is not None
+            return recipe.plan(one, device=device, device_memory_limit=device_memory_limit)
+
+        said = planned(options)
+        if not choices:
+            return _told(said)
+        part, of, names = recipe.weighed(options, said) if recipe.weighed is not None else (options, "a step", set(recipe.choices))
+        chosen = {name: of_one for name, of_one in recipe.choices.items() if name in names}
+        weighed = weigh(planned, part, chosen, effective_batch, recipe.accumulates, recipe.unit)
+        text = said.text if isinstance(said, Told) else _text_of(said)
+        return _told(Told({**said, "choices": weighed}, text + table_of(weighed, of, recipe.unit)))
 
     def export(self, values: dict[str, Any], out: str, merge: bool) -> tuple[str, str, bool]:
         return self._said(self._recipe.export, values, out=out, merge=merge)
 
     def _said(self, work: Any, values: dict[str, Any], **more: Any) -> tuple[str, str, bool]:
-        said = work(self._options(values), **more)
-        return _json_of(said), said.text if isinstance(said, Told) else _text_of(said), False
+        return _told(work(self._options(values), **more))
 
     def _options(self, values: dict[str, Any]) -> Any:
         options = self._recipe.options(**{name: value for name, value in values.items() if name not in ("recipe_file", "recipe_sha256")})
         if self._recipe.before is not None:
             self._recipe.before(options)
         return options
+
+
+def _told(said: dict[str, Any]) -> tuple[str, str, bool]:
+    return _json_of(said), said.text if isinstance(said, Told) else _text_of(said), False
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ def _files_of(package: str) -> dict[str, str]:
         if file not in texts:
             texts[file], needed = _rewritten((folder / file).read_text(encoding="utf-8"), package, folder)
             waiting += needed
-    return texts
+    return texts | {f"presets/{file.name}": file.read_text(encoding="utf-8") for file in folder.glob("presets/*.toml")}
 
 
 def _rewritten(text: str, package: str, folder: pathlib.Path) -> tuple[str, list[str]]:

@@ -59,7 +59,8 @@ def read(file: str | os.PathLike[str]) -> tuple[types.ModuleType, Source]:
     while (folder / "__init__.py").is_file():
         folder, names = folder.parent, [folder.name, *names]
     name = ".".join(names)
-    source = Source(str(path), _digest(path))
+    text = path.read_bytes()
+    source = Source(str(path), _digest(path, text))
     known = sys.modules.get(name)
     if known is not None:
         _must_be_of(path, known)
@@ -67,13 +68,14 @@ def read(file: str | os.PathLike[str]) -> tuple[types.ModuleType, Source]:
             return known, source
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()  # It may have been written just now.
     if len(names) > 1:
         _must_be_of(path.parent / "__init__.py", importlib.import_module(name.rpartition(".")[0]))
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        exec(compile(text, str(path), "exec", dont_inherit=True), module.__dict__)  # The bytes of the digest, not those of a cache.
     except BaseException:
         sys.modules.pop(name, None)
         raise
@@ -87,8 +89,8 @@ def _must_be_of(path: pathlib.Path, module: types.ModuleType) -> None:
         raise ValueError(f"{path}: there is a module {module.__name__!r} already ({of or 'part of Python'}); rename the file or its folder")
 
 
-def _digest(path: pathlib.Path) -> str:
+def _digest(path: pathlib.Path, text: bytes) -> str:
     if not (path.parent / "__init__.py").is_file():
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(text).hexdigest()
     digests = [[one.relative_to(path.parent).as_posix(), hashlib.sha256(one.read_bytes()).hexdigest()] for one in path.parent.rglob("*.py")]
     return hashlib.sha256(json.dumps(sorted(digests)).encode()).hexdigest()
