@@ -124,6 +124,10 @@ def test_choices_are_planned_and_those_that_fit_are_listed(program):
         "caching = true, precision = 16, batch_size = 90, every = 1", "caching = true, precision = 32, batch_size = 90, every = 1"}
     assert program(*plan, "--effective-batch", "90")[0] == 2
     assert len(plimsoll.plan("planned.py", data="x", choices=True)["choices"]) == 4
+    with pytest.raises(ValueError, match="effective_batch: it needs choices"):
+        plimsoll.plan("planned.py", data="x", effective_batch=90)
+    with pytest.raises(ValueError, match="choices: the recipe table has none"):
+        plimsoll.plan(EXAMPLE, data="x", choices=True)
 
 
 def test_a_choice_that_nothing_fits_is_left_out():

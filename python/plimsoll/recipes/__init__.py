@@ -360,7 +360,12 @@ class _Work:
         return self._said(self._recipe.evaluate, values)
 
     def plan(self, values: dict[str, Any], device: str, device_memory_limit: str, choices: bool, effective_batch: int) -> tuple[str, str, bool]:
-        recipe, options = self._recipe, self._options(values)
+        recipe = self._recipe
+        if choices and not recipe.choices:
+            raise ValueError(f"choices: the recipe {recipe.name} has none that a plan could weigh")
+        if effective_batch and not (choices and recipe.accumulates):
+            raise ValueError(f"effective_batch: it needs choices, and an option of the recipe {recipe.name} for batches of a step")
+        options = self._options(values)
 
         def planned(one: Any) -> dict[str, Any]:
             assert recipe.plan is not None
