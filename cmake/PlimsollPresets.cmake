@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# plimsoll_presets(TARGET RECIPE NAME...): the text of presets/NAME.toml becomes part of TARGET, as
-# RECIPE::presets() (run/config.h), so that the program finds it wherever it is installed.
+# plimsoll_presets(TARGET RECIPE NAME...): the text of presets/NAME.toml of the recipe in Python becomes
+# part of TARGET, as RECIPE::presets() (run/config.h), so that the program finds it wherever it is
+# installed.
 function(plimsoll_presets target recipe)
   set(rows "")
   foreach(name ${ARGN})
-    set(file ${CMAKE_CURRENT_SOURCE_DIR}/presets/${name}.toml)
+    set(file ${PROJECT_SOURCE_DIR}/python/plimsoll/recipes/${recipe}/presets/${name}.toml)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
     file(READ ${file} text)
     string(APPEND rows "    {\"${name}\", R\"toml(${text})toml\"},\n")

@@ -95,6 +95,8 @@ class Run:
                   function with each in turn, with random numbers of its own. 0: one per rank, and a batch is the result of collate_fn.
     rank_stopped_seconds: longest that a rank may be stopped (SIGSTOP, a debugger). After that the other ranks kill it, and
                   raise ConnectionError naming it; 0: gloo's time-out, half an hour.
+    keep_checkpoints: number of checkpoints that are kept, newest first; a table of rows keeps two commits.
+    tensorboard:  whether RUN/metrics gets TensorBoard's event files.
     Errors: ValueError (another process trains in it; another identity, with both values; no run, and the
             folder is not empty; another run or governor in this process); BudgetExceeded; CorruptError;
             OSError; ImportError without torch. An error on one rank is raised on all of them; ConnectionError,
@@ -105,7 +107,8 @@ class Run:
                  options: dict[str, Any] | None = None, foreign_bytes: int | str = "128MiB",
                  device_memory_limit: int | str | Mapping[str, int | str] | None = None,
                  disk_limit: int | str = "", compute_threads: int | None = None, deterministic: bool = True,
-                 accept: Iterable[str] = (), virtual_workers: int = 0, rank_stopped_seconds: float = 30.0,
+                 accept: Iterable[str] = (), virtual_workers: int = 0, rank_stopped_seconds: float = 30.0, keep_checkpoints: int = 2,
+                 tensorboard: bool = True,
                  _of_recipe: Any = None) -> None:
         _torch_gate.load()
         from ..ranks import _ranks
@@ -128,6 +131,7 @@ class Run:
         """Whether the last run.step() stepped the optimizer (see TrainingStep.updated)."""
         real("Run: rank_stopped_seconds", rank_stopped_seconds, 0)
         whole("Run: virtual_workers", virtual_workers, 0)
+        whole("Run: keep_checkpoints", keep_checkpoints, 1)
         if compute_threads is not None:
             whole("Run: compute_threads", compute_threads, 0)
         group = self.group = _ranks.join(
@@ -143,7 +147,7 @@ class Run:
         self._life = Life(self.path, self._content, self._here, group, self._count, memory_limit=memory_limit, seed=self.seed,
                           options=dict(options or {}), foreign_bytes=foreign_bytes, disk_limit=disk_limit, devices=devices,
                           compute_threads=compute_threads, deterministic=deterministic, accept=accept,
-                          run_toml=_of_recipe.run_toml if _of_recipe else None)
+                          keep_checkpoints=keep_checkpoints, tensorboard=tensorboard, run_toml=_of_recipe.run_toml if _of_recipe else None)
         self._of_recipe = _of_recipe  # Set by plimsoll.recipes: the options of the command line.
         self.governor = self._life.governor
         """The limit and its holders."""

@@ -127,8 +127,10 @@ class Life:
     """
 
     def __init__(self, path: pathlib.Path, content: Content, here: Content, group: Group, workers: int, *,
-                 compute_threads: int | None, accept: Iterable[str], run_toml: str | None, **options: Any) -> None:
+                 compute_threads: int | None, accept: Iterable[str], run_toml: str | None, keep_checkpoints: int, tensorboard: bool,
+                 **options: Any) -> None:
         self.path, self._content, self.group, self._workers = path, content, group, workers
+        self._keeps, self._tensorboard = keep_checkpoints, tensorboard
         self.stopped = ""
         """The reason for the stop, "": no stop was asked for."""
         self.closed = False
@@ -213,8 +215,8 @@ class Life:
             self._held.callback(self.folder.end_record)
         self.saved: dict[str, Any] = {} if self.saved_step < 0 else load(self.folder, self.saved_step, group.rank, group.count)
         self.at: Position = self.saved.get("position", Position())
-        self.report = Report(self.folder, self.governor, str(self.path / "metrics") if group.first else "",
-                             self.saved_step)
+        metrics = str(self.path / "metrics") if self._tensorboard else ""
+        self.report = Report(self.folder, self.governor, metrics if group.first else None, self.saved_step)
         self._limits: Any = group.limits(self.governor, root)
         self._held.callback(self._limits.close)
 
@@ -413,7 +415,7 @@ class Life:
         began = time.monotonic()
         try:
             with self._stoppable(keeps=False):
-                size = save(self.folder, content, position, tables, again=False)
+                size = save(self.folder, content, position, tables, again=False, keep=self._keeps)
         except Exception as error:  # Reported beside the error that ends the run.
             self._lost = error
             self.report.text(f"step {position.step} could not be committed: {type(error).__name__}: {error}")
@@ -479,10 +481,10 @@ class Life:
             try:
                 if beside and not again and self.group.commits_alone:
                     self.keeper.give_way()  # One copy at a time.
-                    self._writer = save_beside(self.folder, content, self.at, tables, self.governor)
+                    self._writer = save_beside(self.folder, content, self.at, tables, self.governor, self._keeps)
                 if self._writer is None:
-                    size = self.group.either(lambda: save(self.folder, content, self.at, tables, again),
-                                             lambda ranks: save_together(ranks, self.folder, content, self.at, tables, again))
+                    size = self.group.either(lambda: save(self.folder, content, self.at, tables, again, self._keeps),
+                                             lambda ranks: save_together(ranks, self.folder, content, self.at, tables, again, self._keeps))
             except BaseException as error:
                 self._lost = error if tables else None  # Tables may be ahead of the published step.
                 raise

@@ -102,7 +102,7 @@ template <>
 const RecipeOptions& recipe_options<CanKdConfig>() noexcept;
 
 namespace can_kd {
-/// The files in presets/.
+/// The files in python/plimsoll/recipes/can_kd/presets/.
 [[nodiscard]] std::span<const Preset> presets() noexcept;
 }  // namespace can_kd
 

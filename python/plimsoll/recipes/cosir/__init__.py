@@ -109,7 +109,7 @@ def plan(options: Options, device: str, device_memory_limit: str) -> dict[str, A
 
 RECIPE = Recipe(
     "cosir", "One trainable condition vector per image-text pair, for retrieval", Options, train, evaluate, plan, before=before,
-    data="Feature store to train on (plimsoll import, plimsoll synth)",
+    data="Feature store to train on (plimsoll import, plimsoll synth)", choices={"gradient_caching": (True, False)},
     examples=("plimsoll train cosir --data data/ --out run/ --memory-limit 768MiB --epochs 1",
               "plimsoll train cosir --config cosir.toml --set label_dim=128 --json"),
     plan_example="plimsoll plan cosir --data data/ --memory-limit 768MiB --label-dim 128")

@@ -17,7 +17,6 @@ from ._random import Purpose, seed_for
 
 if TYPE_CHECKING:
     from ...memory._memory import Governor
-    from ...rows._embedding import Optimizer
     from . import Options
 
 STORE_USUAL = 64 << 20
@@ -45,7 +44,7 @@ def cosine_scale(step: int, steps: int, rate: float) -> float:
     return max(0.5 * (1 + math.cos(math.pi * step / max(1, steps))), least)
 
 
-def table_optimizer(options: Options) -> Optimizer:
+def table_optimizer(options: Options) -> Adagrad | AdamW | AdamWFresh:
     """Makes the optimizer of the conditions."""
     return _TABLE[options.label_optimizer](lr=options.label_lr, eps=1e-8, weight_decay=options.label_weight_decay)
 
