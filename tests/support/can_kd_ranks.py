@@ -63,7 +63,7 @@ def killed(data, folder):
     """One rank after the other, and the run goes on with another number of them."""
     run, alone, options = pathlib.Path(folder, "killed"), pathlib.Path(folder, "alone"), {**OPTIONS, "model_size": "student", "use_kd": False}
     ends = [told(alone, launched(trained, data, str(alone), options, ranks=1)[0])]
-    for count, dies, who in ((4, "5", "1"), (2, "9", "0"), (8, "15", "7")):
+    for count, dies, who in ((4, "5", "1"), (2, "12", "0"), (8, "23", "7")):
         try:
             launched(trained, data, str(run), options, dies, who, ranks=count)
         except ChildFailedError:
