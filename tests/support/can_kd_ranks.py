@@ -51,7 +51,7 @@ def alike(data, folder, counts=(1, 2, 4), **options):
     for count in counts:
         run = pathlib.Path(folder, str(count))
         sums = launched(trained, data, str(run), given, ranks=count)
-        ends.append(told(run, sums[0]) | {"same": len({one["state_sha256"] for one in sums}), "files": sorted(os.listdir(run / "cache"))})
+        ends.append(told(run, sums[0]) | {"same": len({one["state_sha256"] for one in sums}), "files": sorted(map(str, run.glob("cache/*")))})
     return ends
 
 

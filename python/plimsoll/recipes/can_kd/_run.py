@@ -190,9 +190,10 @@ class CanKd:
         largest = work.largest()
         step = TrainingStep(work.module, optimizer_of(work.trained()), before_update=work.clip, directory=self.folder)
         try:
-            admitted = step.admit(largest, work.loss)
+            with self._fits(task):  # Its state, which the rehearsal puts back, may not.
+                admitted = step.admit(largest, work.loss)
         except BudgetExceeded as error:
-            error.args = (f"{task.name}: {error}",)
+            error.args = (error.args[0] if task.name in str(error) else f"{task.name}: {error}",)
             raise
         run.event("rehearsed", task=task.name, graphs=work.graphs(largest), admitted_bytes=admitted)
 
@@ -245,9 +246,15 @@ class CanKd:
         return work
 
     def _training(self, task: Task, rehearsal: bool = False) -> Training:
-        try:
+        with self._fits(task):
             teacher = self._teacher(task, rehearsal) if is_taught(self.options, task) else None
             return Training(self.options, self.data, task, self.folder, teacher)
+
+    @contextlib.contextmanager
+    def _fits(self, task: Task) -> Iterator[None]:
+        """Says which limit a task's models need, where they do not fit. Errors: BudgetExceeded."""
+        try:
+            yield
         except torch.OutOfMemoryError as error:
             if self.data.device.type != "cpu":
                 raise
