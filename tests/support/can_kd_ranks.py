@@ -85,7 +85,7 @@ def chunks(data, folder):
 
             for count in (0, 1, 10, 64):
                 said[str(count)] = run.group.by_chunks(count, 10, rows).tolist()
-            said["made"] = made
+            said["made"] = list(made)
             said["signs"] = bool(np.signbit(run.group.by_chunks(64, 10, rows)[:, 1]).all())
 
             def refused(begin, end):
