@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from .. import _core
 from ..memory._memory import Governor
+from ._chunks import by_chunks
 from ._virtual_workers import Node
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ._messages import Boundary, States, Table
     from ._ranks import Ranks
 
@@ -27,7 +30,7 @@ _T = TypeVar("_T")
 class Solo:
     """A process that trains alone."""
 
-    rank, count, first, over = 0, 1, True, False
+    rank, count, first, over, alike = 0, 1, True, False, False
     commits_alone = True
     """Whether a commit and the end of the run wait for no other process, so that a copy of a boundary can be committed later."""
     others_may_fail = False
@@ -71,6 +74,9 @@ class Solo:
     def gradients(self, graded: Callable[[], tuple[float, float, float]], parameters: Callable[[], list[Any]],
                   models: list[Any], sums: bool) -> Node:
         return Node(*graded()[:2], {})
+
+    def by_chunks(self, rows: int, chunk: int, work: Callable[[int, int], np.ndarray], look: Callable[[], object] = lambda: None) -> np.ndarray:
+        return by_chunks(self, rows, chunk, work, look)
 
     def write_last(self, write: Callable[[], None], undo: contextlib.ExitStack) -> contextlib.ExitStack:
         write()

@@ -92,7 +92,8 @@ class Run:
                   it, and the bits differ. Settings not named here keep the commit's values, with a RuntimeWarning.
     virtual_workers: number of shares that a batch is cut into, a power of two that the number of ranks divides. batch_size is per
                   worker. A loop's batch is a WorkerBatches with one batch for each of this rank's workers, and run.step() calls its
-                  function with each in turn, with random numbers of its own. 0: one per rank, and a batch is the result of collate_fn.
+                  function with each in turn, with random numbers of its own. 1: every rank makes the whole step, for batches that cannot be
+                  cut; run.group.by_chunks() shares other work. 0: one per rank, and a batch is the result of collate_fn.
     rank_stopped_seconds: longest that a rank may be stopped (SIGSTOP, a debugger). After that the other ranks kill it, and
                   raise ConnectionError naming it; 0: gloo's time-out, half an hour.
     keep_checkpoints: number of checkpoints that are kept, newest first; a table of rows keeps two commits.
@@ -137,7 +138,7 @@ class Run:
         group = self.group = _ranks.join(
             rank_stopped_seconds, path=os.path.abspath(path), seed=seed, memory_limit=memory_limit, options=options or {},
             compute_threads=compute_threads, deterministic=deterministic, virtual_workers=virtual_workers)
-        """The processes that train the run: Solo or Ranks."""
+        """The processes that train the run: Solo or Ranks, whose by_chunks() shares work among them."""
         try:
             self._workers = VirtualWorkers.dealt(virtual_workers, group.rank, group.count, self.seed)
         except ValueError:
@@ -249,6 +250,8 @@ class Run:
         from ._run_embedding import DealtVectors, Vectors
 
         self._check_open()
+        if self.group.alike:
+            raise ValueError(f"embedding: {name!r}: ranks with virtual_workers=1 cannot have it yet; start one process, or more virtual_workers")
         init = Normal(seed=self.seed) if init is None else init
         said = {"rows": rows, "dim": dim, "dtype": dtype, "optimizer": str(optimizer), "init": str(init)}
         if name in self._tables or self._parts.closed or not name.isidentifier():

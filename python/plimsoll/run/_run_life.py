@@ -147,12 +147,13 @@ class Life:
         self._writer: Writer | None = None
         self.committed: Callable[[], None] = lambda: None
         """Called after a commit, by the process that writes the folder."""
+        self._is_new = False  # A recipe's run that this start began.
         self._lost: BaseException | None = None  # The error after which no commit can be made.
         is_run, began = False, False
         try:
             self.folder, is_run, threads, toml = self._open(compute_threads, run_toml, options)
             self._held.callback(self.folder.close)
-            began = True
+            began, self._is_new = True, run_toml is not None and not is_run
             group.on_all("the beginning", lambda: self._begin(is_run, threads, toml, list(accept), **options))
         except BaseException as error:
             if began:
@@ -561,17 +562,25 @@ class Life:
                     failure = Failure.of(error)
                     raise
             finally:
-                last = failure or (Failure("stopped", self.stopped, "asked") if self.stopped else Failure("finished", "", "finished"))
-                epoch = None if self.at.ended == "left" else self.at.epoch  # After `break`: the epoch of the last step.
-                self.report.end(last.status, step, epoch, last.message, last.cause)
-                if self.group.first:
-                    self.folder.end_record()
-                    with contextlib.suppress(OSError):  # A report that cannot be written is no failure.
-                        _core.run_report(os.fspath(self.path), "")
+                self._tell_the_end(failure or Failure(*("stopped", self.stopped, "asked") if self.stopped else ("finished", "", "finished")), step)
         finally:
             self.closed, self._signals = True, None
             self.governor._hears = None
             self._held.close()
+
+    def _tell_the_end(self, last: Failure, step: int) -> None:
+        """Writes the last status, event and report; removes the folder of a recipe that failed before its first step."""
+        fails = last.status == "failed" or last.cause == "refused"
+        if not (self._is_new and fails and self.at.step == 0):
+            epoch = None if self.at.ended == "left" else self.at.epoch  # After `break`: the epoch of the last step.
+            self.report.end(last.status, step, epoch, last.message, last.cause)
+        if self.group.first:
+            self.folder.end_record()
+            if self._is_new and fails and self.at.step == 0:
+                self.folder.abandon()
+                return
+            with contextlib.suppress(OSError):  # A report that cannot be written is no failure.
+                _core.run_report(os.fspath(self.path), "")
 
     def leave_in_child(self) -> None:
         """Closes the run in a forked child, which has no part in its lock and signals."""

@@ -110,15 +110,37 @@ class Options(DeviceOptions):
                                         decides_bits=False)
     cache_bytes: int = option(-1, "Memory of the graphs; 0: read from disk; -1: all graphs, if they fit", least=-1, size=True, decides_bits=False)
 
+    @property
+    def virtual_workers(self) -> int:
+        """1 for several ranks: each makes every step whole, so that any number of them gives the bits of one process."""
+        return int(ranks() > 1)
+
+    def on_processor_because(self) -> str:
+        return "device: ranks train on the processor" if ranks() > 1 else ""
+
     def size(self, role: str, name: str) -> Any:
         """Returns a size of the role's models: size("teacher", "gat_heads")."""
         return getattr(self, f"{role}_{name}")
 
 
+def ranks() -> int:
+    """Returns how many processes train the run together."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
+def _check_ranks(options: Options) -> None:
+    if ranks() != int(os.environ.get("LOCAL_WORLD_SIZE", ranks())):
+        raise ValueError("can-kd: its ranks are processes of one machine; start them on one")
+    if not options.batch_size:
+        raise ValueError(f"batch_size = auto is planned for one process, and these are {ranks()} ranks; give batch_size a number")
+    if options.device_name() != "cpu":
+        raise ValueError(f"{options.on_processor_because()}, or --device cpu")
+
+
 def before(options: Options) -> None:
-    """Checks that published students can be read. Errors: ValueError; of originals_of()."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("can-kd: the recipe in Python trains in one process; start one, without torchrun")
+    """Checks the ranks, and that published students can be read. Errors: ValueError naming the option; of originals_of()."""
+    if ranks() > 1:
+        _check_ranks(options)
     from ._run import originals_of  # Its libraries count as held before the run.
 
     if options.run_test or options.stage == "evaluation":
