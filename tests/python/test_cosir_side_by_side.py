@@ -181,12 +181,6 @@ def test_what_does_not_fit_is_named(data, tmp_path, options, text):
     assert error[0] == "ValueError" and text in error[1]
 
 
-def test_several_ranks_are_refused_by_name(data, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    error = told(["train", [NAME], {**QUICK, "data": data, "out": tmp_path / "run"}])[0]
-    assert error[0] == "ValueError" and "ranks" in error[1]
-
-
 # ---- A device ----
 
 def test_cosir_on_a_device():

@@ -37,6 +37,7 @@ from ..errors import MemoryPressure, NotFoundError
 
 if typing.TYPE_CHECKING:
     from ..memory._memory import Governor
+    from ..ranks._crew import Leader
 
 __all__ = ["DeviceOptions", "Recipe", "RunOptions", "Told", "add", "committed", "limited", "option"]
 
@@ -141,6 +142,8 @@ class Recipe:
     before:   called with the options before anything else, when there is no limit yet. It checks the options and imports
               libraries, so that their memory counts as held before the run.
     export:   called with the options, and out= and merge= of `plimsoll export`. Returns what that prints.
+    helped:   whether, under torchrun, the first rank trains as a process alone would, and the others compute tiles of plimsoll.Tiled for
+              it. Otherwise each rank trains, as plimsoll.Run's docstring says.
     unit:     the unit of a batch's size: "rows", "tokens".
     examples: command lines for --help.
     data:     description of --data, for --help.
@@ -156,6 +159,7 @@ class Recipe:
     plan: Callable[..., dict[str, Any]] | None = None
     export: Callable[..., dict[str, Any]] | None = None
     before: Callable[[Any], object] | None = None
+    helped: bool = False
     unit: str = "rows"
     examples: tuple[str, ...] = ()
     data: str = "Data to train on"
@@ -235,6 +239,8 @@ class _Work:
 
     def train(self, values: dict[str, Any], run_toml: str, resume: bool, accept_other_processor: bool,
               quiet: bool) -> tuple[str, str, bool]:
+        from ..ranks import _crew
+        from ..run import _run_settings
         from ..run._run import Run
 
         out = values["out"]
@@ -245,13 +251,17 @@ class _Work:
         options = self._options(values)
         own = {field.name: values[field.name] for field in dataclasses.fields(options)
                if field.metadata.get("decides_bits") and not field.metadata["path"]}
+        group = _crew.join() if self._recipe.helped else None
+        if isinstance(group, _crew.Helper):
+            group.serve(lambda threads: _run_settings.settle(options.seed, threads, True), options.memory_limit, foreign_bytes=options.foreign_bytes)
+            return "", "", False
         accepted = ("instruction_set", "ATEN_CPU_CAPABILITY", "device") if accept_other_processor else ()
         stop: dict[str, str] = {}
         said: dict[str, Any] | None = None
         run = Run(out, memory_limit=options.memory_limit, device_memory_limit=options.devices(), seed=options.seed, options=own,
                   foreign_bytes=options.foreign_bytes, disk_limit=options.disk_limit,
                   compute_threads=options.compute_threads, accept=accepted, virtual_workers=getattr(options, "virtual_workers", 0),
-                  _of_recipe=_OfRecipe(run_toml, options.checkpoint_every_n_steps, quiet))
+                  _of_recipe=_OfRecipe(run_toml, options.checkpoint_every_n_steps, quiet, group))
         try:
             with run:
                 said = self._recipe.train(run, options)
@@ -320,6 +330,7 @@ class _OfRecipe(typing.NamedTuple):
     run_toml: str
     commit_every_steps: int
     quiet: bool
+    group: Leader | None = None
 
 
 def _json_of(summary: dict[str, Any]) -> str:

@@ -130,10 +130,10 @@ class Run:
         whole("Run: virtual_workers", virtual_workers, 0)
         if compute_threads is not None:
             whole("Run: compute_threads", compute_threads, 0)
-        group = self.group = _ranks.join(
+        group = self.group = (_of_recipe and _of_recipe.group) or _ranks.join(
             rank_stopped_seconds, path=os.path.abspath(path), seed=seed, memory_limit=memory_limit, options=options or {},
             compute_threads=compute_threads, deterministic=deterministic, virtual_workers=virtual_workers)
-        """The processes that train the run: Solo or Ranks."""
+        """The processes that train the run: Solo, Leader or Ranks."""
         try:
             self._workers = VirtualWorkers.dealt(virtual_workers, group.rank, group.count, self.seed)
         except ValueError:
