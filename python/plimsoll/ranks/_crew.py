@@ -18,7 +18,7 @@ import pathlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -32,11 +32,13 @@ from ._tiled import Asked
 
 if TYPE_CHECKING:
     from .._core import LimitChange
-    from ._messages import Boundary, Said
+    from ._messages import Boundary
+    from ._ranks import Said
 
 _WORDS = ("end", "stay", "begin", "module", "forward", "backward")
 _STAYS_EVERY = 60.0  # Seconds; a rank that nobody speaks to for half an hour gives up.
 _STOPPED_SECONDS = 30.0
+_T = TypeVar("_T")
 
 
 def join() -> Leader | Helper | None:
@@ -88,7 +90,7 @@ class Leader(Solo):
         if time.monotonic() - self._said_at > _STAYS_EVERY and not self.ranks.over:
             self.say("stay")
 
-    def any(self, place: str, yes: bool) -> bool:
+    def any(self, place: str, yes: _T) -> _T:
         self._stays()
         return yes
 

@@ -22,8 +22,7 @@ from ._pieces import ALL, Piece, flat, lease, pass_on
 from ._tiled import Asked, Gradients, Tensors, Tile, Tiles
 
 if TYPE_CHECKING:
-    from ._messages import Said
-    from ._ranks import Ranks
+    from ._ranks import Ranks, Said
 
 PLACE = "the tiles"
 

@@ -28,6 +28,7 @@ from ._run_life import Failure, Intervals, Life, Where
 if TYPE_CHECKING:
     import torch
 
+    from ..ranks._group import Group
     from ._run_embedding import Vectors
     from ._run_loader import RunLoader
     from ._run_sources import Source
@@ -130,9 +131,10 @@ class Run:
         whole("Run: virtual_workers", virtual_workers, 0)
         if compute_threads is not None:
             whole("Run: compute_threads", compute_threads, 0)
-        group = self.group = (_of_recipe and _of_recipe.group) or _ranks.join(
+        group: Group = (_of_recipe and _of_recipe.group) or _ranks.join(
             rank_stopped_seconds, path=os.path.abspath(path), seed=seed, memory_limit=memory_limit, options=options or {},
             compute_threads=compute_threads, deterministic=deterministic, virtual_workers=virtual_workers)
+        self.group = group
         """The processes that train the run: Solo, Leader or Ranks."""
         try:
             self._workers = VirtualWorkers.dealt(virtual_workers, group.rank, group.count, self.seed)

@@ -14,7 +14,7 @@ import torch
 
 from ...kernels import displacement_cosines, nearest_neighbors, philox, polar_coordinates, rotate_toward, symmetric_info_nce
 from ...ranks._tiled import Tiled
-from ._model import Model
+from ._model import Model, Turned
 
 if TYPE_CHECKING:
     from ...ranks._group import Group
@@ -40,22 +40,22 @@ class Loss:
     def __call__(self, image: torch.Tensor, text: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor, epoch: int,
                  conditions: torch.Tensor) -> torch.Tensor:
         """Compares all pairs of a batch. Shape: [rows, width], [rows, width], int64 [rows], int64 [rows], a number, [rows, label_dim]."""
-        found = self._compared(text, *self._encoded(image, text, conditions), ids, groups, epoch, conditions)
+        found = self._compared(text, Turned(*self._encoded(image, text, conditions)), ids, groups, epoch, conditions)
         self.terms = {name: found[name].detach() if name in found else 0.0 for name in TERMS}
         total = [found[name] * self._weights[name] for name in TERMS if name in found]
         return sum(total[1:], total[0]) if total else conditions.sum() * 0
 
-    def _compared(self, text: torch.Tensor, out: torch.Tensor, unit: torch.Tensor, image: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor,
-                  epoch: int, conditions: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _compared(self, text: torch.Tensor, rows: Turned, ids: torch.Tensor, groups: torch.Tensor, epoch: int,
+                  conditions: torch.Tensor) -> dict[str, torch.Tensor]:
         wanted = {name for name in TERMS if self._weights[name] != 0}
         radius, _ = polar_coordinates(conditions)
         found = {}
         if "infonce" in wanted:
-            found["infonce"] = symmetric_info_nce(out, image, groups, self._temperature)
+            found["infonce"] = symmetric_info_nce(rows.out, rows.image, groups, self._temperature)
         if wanted & {"laplacian", "angular", "radius"}:
             nearest, best, best_cosine = nearest_neighbors(conditions)
             picked = pick_neighbours(nearest, ids, self._seed, epoch) if "laplacian" in wanted else None
-            length, near_cosine, angle_cosine = displacement_cosines(out, unit, picked, best if "angular" in wanted else None)
+            length, near_cosine, angle_cosine = displacement_cosines(rows.out, rows.unit, picked, best if "angular" in wanted else None)
             if picked is not None:
                 found["laplacian"] = laplacian(near_cosine, conditions, picked)
             if "angular" in wanted:

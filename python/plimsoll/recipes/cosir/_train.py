@@ -53,7 +53,8 @@ class Training:
         must_be_noted(pairs, self.notes)
         if not self.notes["batch_size"]:
             if run.group.crew is not None:
-                raise ValueError("batch_size = auto is planned for one process, and this is one of several ranks; give batch_size a number")
+                raise ValueError(f"batch_size = auto is planned for one process, and these are {run.group.crew.ranks.count} ranks; give batch_size "
+                                 "a number")
             plan = planned(run.governor, options, pairs, self.model, self.optimizer)
             self.notes["batch_size"] = plan.batch_size
             run.event("planned", batch_size=plan.batch_size, label=plan.label, peak_bytes=plan.peak_bytes)
