@@ -3,6 +3,7 @@
 
     Solo     one process: it agrees with itself, at the cost of a call
     Ranks    several, as torchrun starts them; _ranks.py documents each method
+    Leader   a Solo whose other ranks compute tiles for it; _crew.py
 
 Threads: the thread that trains.   Memory: none.
 """
@@ -20,6 +21,7 @@ from ._virtual_workers import Node
 if TYPE_CHECKING:
     import numpy as np
 
+    from ._crew import Leader
     from ._messages import Boundary, States, Table
     from ._ranks import Ranks
 
@@ -35,6 +37,8 @@ class Solo:
     """Whether a commit and the end of the run wait for no other process, so that a copy of a boundary can be committed later."""
     others_may_fail = False
     """Whether another process may fail in a step that succeeded here, which then has to be undone here too."""
+    crew: Leader | None = None
+    """The rank that others compute for, where this is it."""
     undisturbed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     def __init__(self) -> None:

@@ -48,6 +48,7 @@ from ._rank_watch import RankWatch, state_of
 
 if TYPE_CHECKING:
     from .._core import LimitChange
+    from ._crew import Leader
     from ._messages import Boundary, States, Table, Wanted
     from ._virtual_workers import Node
 
@@ -57,7 +58,7 @@ _FIGURES = ("requested_bytes", "available_bytes", "limit_bytes", "smallest_limit
 _TEXT = 960
 _ROW = struct.Struct(f"<ii{_NUMBERS}d{_TEXT}s")  # The place of a rank, its outcome, numbers, text.
 _FINE, _REFUSED, _UNWEIGHTED, _PRESSED, _FAILED = range(5)
-_PLACES = ("the beginning", "the parts", "the next batch", "run.step()", "the boundary of a step", "a commit", "a lookup", "chunks of rows")
+_PLACES = ("the beginning", "the parts", "the next batch", "run.step()", "the boundary of a step", "a commit", "a lookup", "chunks of rows", "the tiles")
 _MEET = {"run.step()", "a lookup"}  # A rank whose lookups are done serves the others'.
 _ASKED = ("", "pause", "stop")
 _JOINING = 1800.0  # Seconds within which all ranks must start; gloo's default.
@@ -106,6 +107,7 @@ class Ranks:
 
     commits_alone = False
     others_may_fail = True
+    crew: Leader | None = None
 
     def __init__(self, stopped_seconds: float = 0.0) -> None:
         if not dist.is_initialized():

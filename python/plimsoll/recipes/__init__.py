@@ -42,6 +42,7 @@ from ._files import is_file as is_file
 
 if typing.TYPE_CHECKING:
     from ..memory._memory import Governor
+    from ..ranks._crew import Leader
     from ..run._run import Run
 
 __all__ = ["DeviceOptions", "Recipe", "RunOptions", "Told", "add", "add_file", "committed", "crc32c", "limited", "option", "replaced"]
@@ -151,6 +152,8 @@ class Recipe:
     before:   called with the options before anything else, when there is no limit yet. It checks the options and imports
               libraries, so that their memory counts as held before the run.
     export:   called with the options, and out= and merge= of `plimsoll export`. Returns what that prints.
+    helped:   whether, under torchrun, the first rank trains as a process alone would, and the others compute tiles of plimsoll.Tiled for
+              it. Otherwise each rank trains, as plimsoll.Run's docstring says.
     unit:     the unit of a batch's size: "rows", "tokens".
     examples: command lines for --help.
     data:     description of --data, for --help.
@@ -172,6 +175,7 @@ class Recipe:
     plan: Callable[..., dict[str, Any]] | None = None
     export: Callable[..., dict[str, Any]] | None = None
     before: Callable[[Any], object] | None = None
+    helped: bool = False
     unit: str = "rows"
     examples: tuple[str, ...] = ()
     data: str = "Data to train on"
@@ -311,6 +315,8 @@ class _Work:
 
     def train(self, values: dict[str, Any], run_toml: str, resume: bool, accept_other_processor: bool,
               quiet: bool) -> tuple[str, str, bool]:
+        from ..ranks import _crew
+        from ..run import _run_settings
         from ..run._run import Run
 
         out = values["out"]
@@ -323,6 +329,10 @@ class _Work:
         options = self._options(values)
         own = {field.name: values[field.name] for field in dataclasses.fields(options)
                if field.metadata.get("decides_bits") and not field.metadata["path"]}
+        group = _crew.join() if self._recipe.helped else None
+        if isinstance(group, _crew.Helper):
+            group.serve(lambda threads: _run_settings.settle(options.seed, threads, True), options.memory_limit, foreign_bytes=options.foreign_bytes)
+            return "", "", False
         accepted = ("instruction_set", "ATEN_CPU_CAPABILITY", "device") if accept_other_processor else ()
         before = _files.noted(out)
         stop: dict[str, str] = {}
@@ -331,7 +341,7 @@ class _Work:
                   foreign_bytes=options.foreign_bytes, disk_limit=options.disk_limit,
                   compute_threads=options.compute_threads, accept=accepted, keep_checkpoints=options.keep_checkpoints,
                   tensorboard=options.tensorboard, virtual_workers=getattr(options, "virtual_workers", 0),
-                  _of_recipe=_OfRecipe(run_toml, options.checkpoint_every_n_steps, quiet))
+                  _of_recipe=_OfRecipe(run_toml, options.checkpoint_every_n_steps, quiet, group))
         try:
             with run:
                 self._note_file(run, before)
@@ -432,6 +442,7 @@ class _OfRecipe(typing.NamedTuple):
     run_toml: str
     commit_every_steps: int
     quiet: bool
+    group: Leader | None = None
 
 
 def _json_of(summary: dict[str, Any]) -> str:
