@@ -8,8 +8,6 @@
 // checksum, which is by page and by block, and never passes for the commit's.
 //
 // Threads: see embedding_store.h.   Memory: none.
-#include <algorithm>
-
 #include <fmt/format.h>
 
 #include "base/check.h"
@@ -46,41 +44,20 @@ Result<void> EmbeddingStore::Impl::open_pinned(std::int64_t at_step) {
 Result<bool> EmbeddingStore::Impl::pin_commit(std::int64_t at_step) {
   const auto path = directory_ / table_files::kSuper;
   PLIMSOLL_TRY(super_, SuperFile::open(path, false));
-  PLIMSOLL_TRY(const int slot,
-               choose_commit(super_, directory_, table_.fingerprint(), shape_.pages, at_step));
+  PLIMSOLL_TRY(const int slot, choose_commit(shape_.pages, at_step));
   if (slot < 0) {
     return true;  // Every row is as it began.
   }
-  const auto at = static_cast<std::size_t>(slot);
-  const std::int64_t step = super_.slots()[at].superblock.step;
+  const std::int64_t step = superblock(slot).step;
   pins_.pin(step);
   pins_.await(slot);
   PLIMSOLL_TRY(super_, SuperFile::open(path, false));
-  const auto& [state, superblock] = super_.slots()[at];
-  if (state != SuperFile::SlotState::kValid || superblock.step != step) {
+  if (!holds_commit(slot) || superblock(slot).step != step) {
     return false;
   }
   PLIMSOLL_TRY_VOID(read_map(slot));
-  slot_ = slot;
-  last_commit_ = step;
+  opened(slot);
   return true;
-}
-
-// A page that is not what the commit says was written anew, if the commit is gone.
-Error EmbeddingStore::Impl::explained(Error error) const {
-  if (!pinned_ || error.code != ErrorCode::kCorrupt || last_commit_ < 0) {
-    return error;
-  }
-  const auto info = EmbeddingStore::inspect(directory_);
-  if (!info || std::count(info->commit_steps.begin(), info->commit_steps.end(), last_commit_) > 0) {
-    return error;
-  }
-  return make_error(
-      ErrorCode::kNotFound,
-      fmt::format("{}: commit {} is gone: training needed its room on disk, or began anew, while "
-                  "it was being read",
-                  directory_.string(), last_commit_),
-      "read a newer commit, from the start");
 }
 
 }  // namespace plimsoll

@@ -30,24 +30,12 @@ constexpr std::int64_t kUnitsAtOnce = 64;  // 256 KiB of the map: several are un
 
 }  // namespace
 
-Result<void> EmbeddingStore::Impl::commit(std::int64_t step) {
-  PLIMSOLL_TRY_VOID(cache_->poisoned());
-  PLIMSOLL_TRY_VOID(check_step(directory_, step));
-  auto done = make_durable(step);
-  if (!done) {
-    cache_->poison(done.error());
-  }
-  return done;
-}
-
 Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
   PLIMSOLL_TRY(const auto last, cache_->begin_commit());
   crash_point("store.commit.pages");
-  const int slot = slot_ == 0 ? 1 : 0;
-  const auto& other = super_.slots()[static_cast<std::size_t>(slot)];
+  const int slot = other_slot();
   const CommitPins::Replacing replacing(pins_, slot);
-  const bool keep =
-      other.state == SuperFile::SlotState::kValid && replacing.pinned(other.superblock.step);
+  const bool keep = holds_commit(slot) && replacing.pinned(superblock(slot).step);
   const bool still_pinned = !map_->any_pinned() || pins_.any();
   const int map = super_.free_map();
 
@@ -57,18 +45,13 @@ Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
   cache_->end_commit(written, took.count());
   PLIMSOLL_TRY_VOID(written);
 
-  crash_point("store.commit.superblock.before");
-  PLIMSOLL_TRY_VOID(super_.write(slot, {.step = step,
-                                        .fingerprint = table_.fingerprint(),
-                                        .pages = shape_.pages,
-                                        .blocks_used = map_->used_blocks(),
-                                        .map_crc = map_->root(map),
-                                        .map = map}));
-  crash_point("store.commit.superblock.after");
+  PLIMSOLL_TRY_VOID(write_superblock({.step = step,
+                                      .pages = shape_.pages,
+                                      .blocks_used = map_->used_blocks(),
+                                      .map_crc = map_->root(map),
+                                      .map = map}));
   map_->mark_same(map);
   cache_->committed(slot, keep, still_pinned, kSyncs);
-  slot_ = slot;
-  last_commit_ = step;
   return {};
 }
 
@@ -84,13 +67,12 @@ Result<void> EmbeddingStore::Impl::write_pages_and_map(int map, std::span<IoRequ
   const bool in_one_piece = units.count > 0 && units.count <= kUnitsAtOnce &&
                             map_->stale_units(map, units.first + units.count).count == 0;
   if (!in_one_piece) {
-    PLIMSOLL_TRY_VOID(pool_->run(pages));
+    PLIMSOLL_TRY_VOID(pool_.run(pages));
     PLIMSOLL_TRY_VOID(write_map(map));
     crash_point("store.commit.map");
-    File& map_file = map_files_[static_cast<std::size_t>(map)];
     std::array<IoRequest, 2> both{IoRequest{.file = &rows_file_, .kind = IoKind::kSync},
-                                  IoRequest{.file = &map_file, .kind = IoKind::kSync}};
-    return pool_->run(both);
+                                  IoRequest{.file = &map_file(map), .kind = IoKind::kSync}};
+    return pool_.run(both);
   }
   // The pages are longer: while they are written the map is not only written, but durable.
   last.back() = map_request(map, units.first, units.count);
@@ -98,14 +80,14 @@ Result<void> EmbeddingStore::Impl::write_pages_and_map(int map, std::span<IoRequ
   if (pages.size() == 1) {
     pages.front().kind = IoKind::kWriteAndSync;
   }
-  PLIMSOLL_TRY_VOID(pool_->run(last));
+  PLIMSOLL_TRY_VOID(pool_.run(last));
   crash_point("store.commit.map");
   return pages.size() == 1 ? Result<void>{} : rows_file_.sync();
 }
 
 IoRequest EmbeddingStore::Impl::map_request(int map, std::int64_t first, std::int64_t count) {
   const std::int64_t offset = first * kBlockUnit;
-  return {.file = &map_files_[static_cast<std::size_t>(map)],
+  return {.file = &map_file(map),
           .offset = offset,
           .bytes = map_->bytes().subspan(static_cast<std::size_t>(offset),
                                          static_cast<std::size_t>(count * kBlockUnit)),
@@ -120,7 +102,7 @@ Result<void> EmbeddingStore::Impl::write_map(int map) {
     const BlockMap::Units units = map_->stale_units(map, from);
     const std::int64_t some = std::min(units.count, kUnitsAtOnce);
     if (count == requests.size() || some == 0) {
-      PLIMSOLL_TRY_VOID(pool_->run(std::span(requests).first(count)));
+      PLIMSOLL_TRY_VOID(pool_.run(std::span(requests).first(count)));
       count = 0;
     }
     if (some == 0) {

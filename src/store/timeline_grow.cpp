@@ -22,31 +22,13 @@
 
 namespace plimsoll {
 
-Result<std::int64_t> EmbeddingStore::Timeline::insert(std::span<const std::int64_t> ids) {
-  PLIMSOLL_TRY_VOID(sound());
-  if (!growing_) {
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{}: insert() of a table in sample order that was made without rows_max",
-                    directory_.string()),
-        "make it with rows_max");
-  }
-  found_.forget();
-  PLIMSOLL_TRY(const std::int64_t added, growing_->add(ids, found_.ids));
-  if (added < 0) {
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{}: no place for all of the new ids: rows_max is {}, {} rows are there",
-                    directory_.string(), table_.rows_max, count_),
-        "nothing was inserted: make a table with a larger rows_max");
-  }
-  growing_->settle();
+Result<void> EmbeddingStore::Timeline::write_new_rows(std::int64_t added, bool&) {
   requests_ += added;
   count_ += added;
   if (cursor_ == 0 && target_is_empty()) {
     aim({target_key_.seed, target_key_.epoch, count_});
   }
-  return added;
+  return {};
 }
 
 Result<void> EmbeddingStore::Timeline::erase(std::span<const std::int64_t> /*ids*/) {
