@@ -358,6 +358,33 @@ Result<void> EmbeddingStore::Engine::set_optimizer(const RowOptimizerOptions& op
   return {};
 }
 
+// ---- Rows that are shown ----------------------------------------------------------------------
+
+EmbeddingStore::Engine::Shown::Shown(std::span<std::byte> memory, const TableShape& shape,
+                                     const Visit& visit)
+    : shape_(shape),
+      visit_(visit),
+      most_(memory.size() / static_cast<std::size_t>(12 + 4 * shape.floats())),
+      ids_(reinterpret_cast<std::int64_t*>(memory.data())),
+      sequences_(reinterpret_cast<std::uint32_t*>(ids_ + most_)),
+      values_(reinterpret_cast<float*>(sequences_ + most_)) {}
+
+Result<void> EmbeddingStore::Engine::Shown::add(std::int64_t id, const std::byte* record) {
+  RowHeader header;
+  std::memcpy(&header, record, sizeof header);
+  ids_[count_] = id;
+  sequences_[count_] = header.sequence;
+  read_values(shape_, record, values_ + count_ * static_cast<std::size_t>(shape_.floats()));
+  return ++count_ == most_ ? flush() : Result<void>{};
+}
+
+Result<void> EmbeddingStore::Engine::Shown::flush() {
+  const std::size_t count = std::exchange(count_, 0);
+  return count == 0 ? Result<void>{}
+                    : visit_({ids_, count}, {sequences_, count},
+                             {values_, count * static_cast<std::size_t>(shape_.floats())});
+}
+
 // ---- Commits ----------------------------------------------------------------------------------
 
 Result<void> EmbeddingStore::Engine::commit(std::int64_t step) {

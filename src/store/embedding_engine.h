@@ -97,6 +97,23 @@ class EmbeddingStore::Engine {
     virtual void row(std::uint64_t key, std::byte* record, int member) const noexcept = 0;
   };
 
+  // Rows on their way to a visitor: collected in some memory, and shown when it is full.
+  class Shown {
+   public:
+    Shown(std::span<std::byte> memory, const TableShape& shape, const Visit& visit);
+    Result<void> add(std::int64_t id, const std::byte* record);
+    Result<void> flush();
+
+   private:
+    const TableShape& shape_;
+    const Visit& visit_;
+    std::size_t most_;
+    std::int64_t* ids_;
+    std::uint32_t* sequences_;
+    float* values_;
+    std::size_t count_{0};
+  };
+
   // ---- What a layout does ----
 
   /// Errors: those of an earlier request that was left half done, or of a write. `reads`: it is a

@@ -2,9 +2,8 @@
 //
 // EmbeddingStore::Impl: a table whose rows lie in any order, in pages.
 //
-// Reading order: embedding_engine.h, this file, embedding_store.cpp (requests),
-//                embedding_store_grow.cpp (ids that come and go), embedding_store_commit.cpp
-//                (commit and scan), embedding_store_open.cpp, embedding_pinned.cpp.
+// Reading order: embedding_engine.h, this file, embedding_store.cpp (requests; ids that come and
+//                go), embedding_store_commit.cpp (commit and scan), embedding_store_open.cpp.
 //
 // Threads: see embedding_store.h.   Memory: see embedding_layout.h.
 #pragma once
@@ -13,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <thread>
 
 #include "plimsoll/embedding_store.h"
 #include "store/commit_pins.h"
@@ -21,7 +21,6 @@
 #include "store/embedding_layout.h"
 #include "store/embedding_look_ahead.h"
 #include "store/embedding_page_cache.h"
-#include "store/embedding_write_back.h"
 
 namespace plimsoll {
 
@@ -73,11 +72,10 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine, public Reclaim
                                                         const Described& described);
   Result<void> take_memory(const Governor& governor);
   Result<void> open_table(const EmbeddingStoreOptions& options);
+  void write_back() noexcept;
   Result<void> open_commit(std::int64_t at_step);
   Result<void> read_map(int slot);
   Result<void> keep_other_commit(int slot);
-
-  // Opening to read (embedding_pinned.cpp).
   Result<void> open_pinned(std::int64_t at_step);
   Result<bool> pin_commit(std::int64_t at_step);
 
@@ -89,8 +87,6 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine, public Reclaim
   std::int64_t find_unique(std::int64_t count) override;
   Result<void> change(std::int64_t unique, const Change& how, bool& changed) override;
   void order_by_page(std::span<std::uint64_t> keys) const;
-
-  // Growing (embedding_store_grow.cpp).
   class NewRow;
   Result<void> write_new_rows(std::int64_t added, bool& changed) override;
   Result<void> erase_piece(std::span<const std::int64_t> ids, bool again);
@@ -100,8 +96,7 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine, public Reclaim
   Result<void> write_pages_and_map(int map, std::span<IoRequest> last);
   Result<void> write_map(int map);
   IoRequest map_request(int map, std::int64_t first, std::int64_t count);
-  Result<std::int64_t> take_rows(std::int64_t first, std::span<const std::byte> pages,
-                                 std::span<std::byte> out) const;
+  Result<void> show_pages(std::int64_t first, std::span<const std::byte> pages, Shown& rows) const;
 
   const EmbeddingLayout layout_;
   CommitPins pins_;
@@ -113,7 +108,7 @@ class EmbeddingStore::Impl final : public EmbeddingStore::Engine, public Reclaim
   std::span<std::uint32_t> last_;  // By unique row: the last place of its id.
   std::span<std::uint32_t> hash_;  // Unique row by hash of its ordinal, or kNone.
 
-  std::unique_ptr<WriteBack> write_back_;  // Its thread uses the cache.
+  std::jthread write_back_;                // Keeps dirty pages few; ends when look_ahead_ is gone.
   std::unique_ptr<LookAhead> look_ahead_;  // Its thread uses all of the above.
   ReclaimerHandle reclaimer_;              // Last: the governor may call until it is gone.
 };

@@ -10,13 +10,17 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <exception>
 #include <string>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "os/background_thread.h"
+#include "os/blocked_signals.h"
 #include "store/embedding_store_impl.h"
 #include "store/id_source.h"
 #include "store/timeline.h"
@@ -39,32 +43,22 @@ Result<std::optional<IdSource>> ids_given(const EmbeddingStoreOptions& options) 
 }
 
 Result<void> check_numbers(const EmbeddingStoreOptions& options) {
-  const auto refuse = [](const char* option, std::int64_t value) {
-    return fail(ErrorCode::kInvalidArgument, fmt::format("{} = {} makes no sense", option, value));
-  };
-  if (options.batch_rows < 1 || options.batch_rows > kIdRowsMax / 4) {
-    return refuse("batch_rows", options.batch_rows);
-  }
-  if (options.compute_threads < 1 || options.compute_threads > 256) {
-    return refuse("compute_threads", options.compute_threads);
-  }
-  if (options.io_threads < 0 || options.io_threads > 256) {
-    return refuse("io_threads", options.io_threads);
-  }
-  if (options.dirty_bytes < 0) {
-    return refuse("dirty_bytes", options.dirty_bytes);
-  }
-  if (options.store_bytes < 0) {
-    return refuse("store_bytes", options.store_bytes);
-  }
-  if (options.dim < 0 || options.dim > (1 << 24)) {
-    return refuse("dim", options.dim);
-  }
-  if (options.rows < 0 || options.rows > kIdRowsMax) {
-    return refuse("rows", options.rows);
-  }
-  if (options.rows_max < 0 || options.rows_max > kIdRowsMax) {
-    return refuse("rows_max", options.rows_max);
+  constexpr std::int64_t kAny = INT64_MAX;
+  for (const auto& [option, value, least, most] :
+       {std::tuple{"batch_rows", options.batch_rows, std::int64_t{1}, kIdRowsMax / 4},
+        std::tuple{"compute_threads", std::int64_t{options.compute_threads}, std::int64_t{1},
+                   std::int64_t{256}},
+        std::tuple{"io_threads", std::int64_t{options.io_threads}, std::int64_t{0},
+                   std::int64_t{256}},
+        std::tuple{"dirty_bytes", options.dirty_bytes, std::int64_t{0}, kAny},
+        std::tuple{"store_bytes", options.store_bytes, std::int64_t{0}, kAny},
+        std::tuple{"dim", options.dim, std::int64_t{0}, std::int64_t{1 << 24}},
+        std::tuple{"rows", options.rows, std::int64_t{0}, kIdRowsMax},
+        std::tuple{"rows_max", options.rows_max, std::int64_t{0}, kIdRowsMax}}) {
+    if (value < least || value > most) {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("{} = {} makes no sense", option, value));
+    }
   }
   return check_optimizer(options.optimizer);
 }
@@ -253,10 +247,23 @@ Result<void> EmbeddingStore::Impl::open_table(const EmbeddingStoreOptions& optio
   PLIMSOLL_TRY(const std::int64_t rows_bytes, rows_file_.size());
   cache_->found_file(rows_bytes);
   PLIMSOLL_TRY(pins_, CommitPins::open(directory_ / table_files::kSuper, !pinned_));
-  write_back_ = std::make_unique<WriteBack>(*cache_);
   look_ahead_ = std::make_unique<LookAhead>(*cache_, ids_, growing_ ? &*growing_ : nullptr,
                                             shape_.rows_per_page, layout_.queue_ids, slab_);
+  const BlockedSignals blocked;
+  write_back_ = std::jthread([this] { write_back(); });
   return {};
+}
+
+// Until the cache is stopped.
+void EmbeddingStore::Impl::write_back() noexcept {
+  enter_background("pl-back");
+  try {
+    while (cache_->write_back()) {
+    }
+  } catch (const std::exception& problem) {
+    // A broken invariant, or no memory for an error's text: the owner is told at its next call.
+    cache_->poison(make_error(ErrorCode::kInternal, problem.what()));
+  }
 }
 
 Result<void> EmbeddingStore::Impl::open_commit(std::int64_t at_step) {
@@ -330,6 +337,52 @@ Result<void> EmbeddingStore::Impl::keep_other_commit(int slot) {
     return fail(ErrorCode::kCorrupt, file.path().string());
   }
   return {};
+}
+
+// Opens a commit to read it, while another process may train.
+//
+// The commit is pinned first, and only then looked for: from then on whoever trains either sees the
+// pin, or has replaced the commit already and is seen to have. What it refers to is then neither
+// written nor freed, but for want of room on disk; a page that was written all the same fails its
+// checksum, which is by page and by block, and never passes for the commit's.
+Result<void> EmbeddingStore::Impl::open_pinned(std::int64_t at_step) {
+  constexpr int kTriesMost = 16;  // Each is in vain only if what it chose was replaced just then.
+  for (int left = kTriesMost;; --left) {
+    auto done = pin_commit(at_step);
+    if (done && *done) {
+      return {};
+    }
+    if (left == 1 || (!done && done.error().code != ErrorCode::kCorrupt)) {
+      return done ? fail(ErrorCode::kNotFound,
+                         fmt::format("{}: its commits are replaced faster than they can be opened",
+                                     directory_.string()),
+                         "try again")
+                  : Result<void>(tl::unexpected(std::move(done).error()));
+    }
+    // A superblock or a page table half written is no damage yet: its commit may be under way.
+    pins_.await(0);
+    pins_.await(1);
+  }
+}
+
+// False: the commit was replaced meanwhile.
+Result<bool> EmbeddingStore::Impl::pin_commit(std::int64_t at_step) {
+  const auto path = directory_ / table_files::kSuper;
+  PLIMSOLL_TRY(super_, SuperFile::open(path, false));
+  PLIMSOLL_TRY(const int slot, choose_commit(shape_.pages, at_step));
+  if (slot < 0) {
+    return true;  // Every row is as it began.
+  }
+  const std::int64_t step = superblock(slot).step;
+  pins_.pin(step);
+  pins_.await(slot);
+  PLIMSOLL_TRY(super_, SuperFile::open(path, false));
+  if (!holds_commit(slot) || superblock(slot).step != step) {
+    return false;
+  }
+  PLIMSOLL_TRY_VOID(read_map(slot));
+  opened(slot);
+  return true;
 }
 
 Result<SlabPlan> EmbeddingStore::plan(const EmbeddingStoreOptions& options) {

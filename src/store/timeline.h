@@ -56,7 +56,6 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
  private:
   using Frame = TimelineIo::Frame;
   using Stream = TimelineSpace::Stream;
-  class Piece;
 
   // A row looked for out of order.
   struct Wanted {
@@ -151,7 +150,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   [[nodiscard]] bool target_is_empty() noexcept;
   void drop_frames();
 
-  // Ids that come (timeline_grow.cpp).
+  // Ids that come (timeline_commit.cpp).
   Result<void> write_new_rows(std::int64_t added, bool& changed) override;
   Result<void> read_new_ids(const TimelineState& state);
   Result<void> save_new_ids();

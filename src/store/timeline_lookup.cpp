@@ -269,50 +269,10 @@ void EmbeddingStore::Timeline::scan_rows(int side, const std::byte* rows, std::u
   }
 }
 
-// ---- Rows on their way to the caller -----------------------------------------------------------
-
-// Collects rows in `memory` and hands them out, a piece at a time.
-class EmbeddingStore::Timeline::Piece {
- public:
-  Piece(std::span<std::byte> memory, const TableShape& shape, const Visit& visit)
-      : grid_(shape),
-        most_(std::max<std::int64_t>(
-            1, (static_cast<std::int64_t>(memory.size()) - 64) / (12 + shape.floats() * 4))),
-        floats_(static_cast<std::size_t>(shape.floats())),
-        ids_(reinterpret_cast<std::int64_t*>(memory.data())),
-        sequences_(reinterpret_cast<std::uint32_t*>(ids_ + most_)),
-        values_(reinterpret_cast<float*>(sequences_ + most_)),
-        visit_(visit) {}
-
-  Result<void> add(std::int64_t id, const std::byte* record) {
-    RowHeader header;
-    std::memcpy(&header, record, sizeof header);
-    ids_[count_] = id;
-    sequences_[count_] = header.sequence;
-    read_values(grid_, record, values_ + count_ * floats_);
-    return ++count_ == static_cast<std::size_t>(most_) ? flush() : Result<void>{};
-  }
-  Result<void> flush() {
-    const std::size_t count = std::exchange(count_, 0);
-    return count == 0 ? Result<void>{}
-                      : visit_({ids_, count}, {sequences_, count}, {values_, count * floats_});
-  }
-
- private:
-  const TableShape& grid_;
-  std::int64_t most_;
-  std::size_t floats_;
-  std::int64_t* ids_;
-  std::uint32_t* sequences_;
-  float* values_;
-  std::size_t count_{0};
-  const Visit& visit_;
-};
-
 // Hands out what scan_pass() collected.
 Result<void> EmbeddingStore::Timeline::show_rows(std::int64_t first, std::int64_t count,
                                                  const Visit& visit) {
-  Piece piece(scratch_, shape_, visit);
+  Shown piece(scratch_, shape_, visit);
   for (std::int64_t i = 0; i < count; ++i) {
     PLIMSOLL_TRY(const std::int64_t id, id_of(first + i));
     std::byte* const record = io_->frame_memory().data() + i * grid_.record_bytes;
@@ -360,7 +320,7 @@ Result<void> EmbeddingStore::Timeline::visit_rows(const Visit& visit) {
 
 Result<void> EmbeddingStore::Timeline::show_bucket(const Frame& frame, const Visit& visit) {
   const bool moved = frame.side != source_side_;
-  Piece piece(scratch_, shape_, visit);
+  Shown piece(scratch_, shape_, visit);
   for (std::int64_t i = 0; i < frame.rows && frame.first + i < count_; ++i) {
     const std::int64_t ordinal = frame.order->at(frame.first + i);
     const std::int64_t position = moved ? source_.position_of(ordinal) : frame.first + i;
