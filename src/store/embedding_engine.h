@@ -134,7 +134,8 @@ class EmbeddingStore::Engine {
 
   // ---- Opening ----
 
-  /// Takes the slab, once the disk was found large enough. Errors: kOverBudget, kNoSpace.
+  /// Takes the slab, once the plan was found to be within the governor's disk limit.
+  /// Errors: kInvalidArgument (the disk limit), kOverBudget.
   Result<void> take_slab(const Governor& governor);
   /// Takes the scratch below from it.
   void take_scratch();

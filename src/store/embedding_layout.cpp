@@ -30,7 +30,7 @@ constexpr std::int64_t kWriteBatchMost = 256;
 constexpr std::int64_t kBlocksMost = 0xFFFFFFFELL;  // A block's number has 32 bits.
 constexpr std::int64_t kSlack = 80 * 64;            // Alignment of some sixty parts.
 
-// Scratch of one request; see EmbeddingStore::Impl's members of the same names.
+// Scratch of one request; see the members of these names of EmbeddingStore::Engine and its Impl.
 std::int64_t scratch_bytes(const TableDescription& table, const EmbeddingLayout& layout,
                            std::int64_t threads) {
   const TableShape shape = table.shape();
