@@ -129,8 +129,7 @@ class Run:
         real("Run: rank_stopped_seconds", rank_stopped_seconds, 0)
         whole("Run: virtual_workers", virtual_workers, 0)
         whole("Run: keep_checkpoints", keep_checkpoints, 1)
-        if compute_threads is not None:
-            whole("Run: compute_threads", compute_threads, 0)
+        whole("Run: compute_threads", 0 if compute_threads is None else compute_threads, 0)
         group: Group = (_of_recipe and _of_recipe.group) or _ranks.join(
             rank_stopped_seconds, path=os.path.abspath(path), seed=seed, memory_limit=memory_limit, options=options or {},
             compute_threads=compute_threads, deterministic=deterministic, virtual_workers=virtual_workers)
