@@ -58,8 +58,9 @@ void add_config_of(CLI::App& command, int& status, const Recipe& recipe) {
 void add_recipe_commands(CLI::App& app, int& status) {
   auto* list = app.add_subcommand("recipes", "List what `plimsoll train` can train");
   list->footer(
-      "\nA line each: the name of the recipe, a tab, what it trains.\nExample:\n  plimsoll "
-      "recipes");
+      "\nA line each: the name of the recipe, a tab, what it trains.\nExamples:\n  plimsoll "
+      "recipes\n  plimsoll recipes copy chat ./mine   its files, to be changed: plimsoll train "
+      "./mine/recipe.py");
   list->callback([&status] {
     for (const Recipe& recipe : recipes()) {
       print(recipe.name + "\t" + recipe.about);

@@ -245,7 +245,9 @@ void add_train(CLI::App& app, int& status) {
     add_train_of(*command, status, recipe);
     examples += "\n" + recipe.train_examples.substr(0, recipe.train_examples.find('\n'));
   }
-  command->footer("\nExamples:" + examples);
+  command->footer(
+      "\nA recipe of your own is a Python file in place of a name.\nExamples:" + examples +
+      "\n  plimsoll train ./mine.py --data data/ --out run/ --memory-limit 2GiB");
 }
 
 void add_plan_of(CLI::App& command, int& status, const Recipe& recipe) {

@@ -32,7 +32,7 @@ fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 as_root=()
 no_root=0
-parts=(build tests)
+parts=(build tests quantised)
 for option in "$@"; do
   case $option in
     --no-root) no_root=1 ;;
@@ -118,10 +118,13 @@ if [ ! -x .venv/bin/python ]; then
   "$python" -m venv .venv || fail "could not make .venv; on Debian: apt-get install python3-venv"
 fi
 for part in "${parts[@]}"; do
+  into=()
   case $part in
     # torch first and pinned: anything installed after it must accept the torch that is there.
     build) list=tools/requirements.txt wanted=("$torch_requirement" "-r$list") ;;
     quick) list=tools/requirements-quick.txt wanted=("-r$list") ;;
+    # In a folder beside: peft imports it wherever it is found, and every process of the tests would hold it.
+    quantised) list=tools/requirements-quantised.txt wanted=("-r$list") into=(--no-deps --upgrade --target .venv/quantised) ;;
     tests) list=tools/requirements-tests.txt wanted=("-r$list") ;;
     coverage) list=tools/requirements-coverage.txt wanted=("-r$list") ;;
     slow) list=tools/requirements-slow.txt wanted=("-r$list") ;;
@@ -130,7 +133,7 @@ for part in "${parts[@]}"; do
   [ -f "$stamp" ] && continue
   for one in "${wanted[@]}"; do
     say "installing $one into .venv"
-    .venv/bin/pip install -q --disable-pip-version-check "$one"
+    .venv/bin/pip install -q --disable-pip-version-check "${into[@]}" "$one"
   done
   rm -f .venv/.plimsoll-"$part"-*
   touch "$stamp"

@@ -45,7 +45,7 @@ struct PythonConfig : RunConfig {
 /// A field as Python describes it.
 struct PythonField {
   std::string name{};
-  std::string kind{};  // "text", "path", "size", "integer", "real", "switch", "choice".
+  std::string kind{};  // As FieldKind has them: kind_of().
   bool identity{true};
   Value preset{};
   std::string help{};
@@ -63,8 +63,10 @@ struct PythonOptions {
   std::string data_or{};
   std::map<std::string, std::int64_t>
       common{};  // Defaults of its own of options that every run has.
+  std::map<std::string, std::string> preset_texts{};
   std::vector<PythonField> own{};
   std::vector<Field> fields{};
+  std::vector<Preset> presets{};
   RecipeOptions options{};
 };
 
@@ -115,7 +117,7 @@ FieldKind kind_of(const PythonField& field) {
   const std::map<std::string, FieldKind, std::less<>> kinds{
       {"text", FieldKind::kText},       {"path", FieldKind::kText}, {"size", FieldKind::kBytes},
       {"integer", FieldKind::kInteger}, {"real", FieldKind::kReal}, {"switch", FieldKind::kSwitch},
-      {"choice", FieldKind::kChoice},   {"auto", FieldKind::kAuto}};
+      {"choice", FieldKind::kChoice},   {"auto", FieldKind::kAuto}, {"widths", FieldKind::kWidths}};
   const auto at = kinds.find(field.kind);
   if (at == kinds.end()) {
     throw Exception(make_error(ErrorCode::kInvalidArgument,
@@ -124,30 +126,21 @@ FieldKind kind_of(const PythonField& field) {
   return at->second;
 }
 
-/// The fields that every run has, then the recipe's own.
-const PythonOptions* options_of(const std::string& name, const std::string& data_help,
-                                const std::string& data_advice, const std::string& data_or,
-                                std::map<std::string, std::int64_t> common,
-                                std::vector<PythonField> own) {
+/// Completes the table of fields: those that every run has, then the recipe's own.
+const PythonOptions* furnished(std::unique_ptr<PythonOptions> known) {
   using F = FieldTable<PythonConfig>;
-  auto known = std::make_unique<PythonOptions>();
-  known->name = name;
-  known->data_help = data_help;
-  known->data_advice = data_advice;
-  known->data_or = data_or;
-  known->keys_advice = "`plimsoll train " + name + " --help` lists every key";
-  known->common = std::move(common);
-  known->own = std::move(own);
   known->fields = {F::data(known->data_help.c_str()),
                    F::out(),
                    F::memory_limit(),
                    F::disk_limit(),
                    F::seed(),
                    F::checkpoint_every_n_steps(),
+                   F::keep_checkpoints(),
                    F::foreign_bytes(),
                    F::compute_threads(FieldRole::kIdentity,
                                       "Number of threads that compute, part of the result's bits; "
-                                      "0: one per core")};
+                                      "0: one per core"),
+                   F::tensorboard()};
   for (const PythonField& field : known->own) {
     const FieldRole role = field.kind == "path" ? FieldRole::kPlace
                            : field.identity     ? FieldRole::kIdentity
@@ -155,10 +148,14 @@ const PythonOptions* options_of(const std::string& name, const std::string& data
     known->fields.push_back({field.name.c_str(), kind_of(field), role, value_in, field.help.c_str(),
                              field.least, field.most, field.choices.c_str()});
   }
+  for (const auto& [name, toml] : known->preset_texts) {
+    known->presets.push_back({name.c_str(), toml.c_str()});
+  }
   known->options = {.recipe = known->name.c_str(),
                     .fields = known->fields,
                     .data_advice = known->data_advice.c_str(),
                     .keys_advice = known->keys_advice.c_str(),
+                    .presets = known->presets,
                     .data_or = known->data_or.c_str()};
   return known.release();
 }
@@ -172,6 +169,8 @@ nb::dict values_of(const AnySettings& settings) {
   values["disk_limit"] = config.disk_limit;
   values["seed"] = config.seed;
   values["checkpoint_every_n_steps"] = config.checkpoint_every_n_steps;
+  values["keep_checkpoints"] = config.keep_checkpoints;
+  values["tensorboard"] = config.tensorboard;
   values["foreign_bytes"] = config.foreign_bytes;
   values["compute_threads"] = config.compute_threads;
   for (const auto& [name, value] : config.own) {
@@ -238,14 +237,27 @@ Result<RecipeReport> call(nb::handle work, const char* name, const AnySettings& 
 
 void add(const std::string& name, const std::string& about, const std::string& unit,
          const std::string& examples, const std::string& data_help, const std::string& data_advice,
-         const std::string& data_or, const std::string& plan_example,
-         std::map<std::string, std::int64_t> common, std::vector<PythonField> own,
-         nb::object work) {
+         const std::string& keys_advice, const std::string& data_or,
+         const std::string& plan_example, const std::string& choices, bool effective_batch,
+         std::map<std::string, std::string> presets, std::map<std::string, std::int64_t> common,
+         std::vector<PythonField> own, nb::object work) {
   const PythonOptions* known =
-      options_of(name, data_help, data_advice, data_or, std::move(common), std::move(own));
+      furnished(std::make_unique<PythonOptions>(PythonOptions{.name = name,
+                                                              .data_help = data_help,
+                                                              .data_advice = data_advice,
+                                                              .keys_advice = keys_advice,
+                                                              .data_or = data_or,
+                                                              .common = std::move(common),
+                                                              .preset_texts = std::move(presets),
+                                                              .own = std::move(own)}));
   static_cast<void>(PythonSettings(*known));  // Throws where `common` names another option.
   const nb::handle does = work.release();     // For as long as the list is there.
-  Recipe recipe{.name = name, .about = about, .unit = unit, .train_examples = examples};
+  Recipe recipe{.name = name,
+                .about = about,
+                .unit = unit,
+                .train_examples = examples,
+                .choices = choices,
+                .effective_batch = effective_batch};
   recipe.settings = [known] { return std::make_unique<PythonSettings>(*known); };
   recipe.train = [does](const AnySettings& settings, const TrainOptions& how) {
     return call(does, "train", settings, settings.to_toml(), how.resume, how.accept_other_processor,
@@ -260,7 +272,8 @@ void add(const std::string& name, const std::string& about, const std::string& u
   if (has("plans")) {
     recipe.plan_example = plan_example;
     recipe.plan = [does](const AnySettings& settings, const PlanQuestion& asked) {
-      return call(does, "plan", settings, asked.device.device, asked.device.memory_limit);
+      return call(does, "plan", settings, asked.device.device, asked.device.memory_limit,
+                  asked.choices, asked.effective_batch);
     };
   }
   if (has("exports")) {
@@ -375,14 +388,15 @@ void bind_recipes(nb::module_& m) {
            nb::arg("name"), nb::arg("kind"), nb::arg("identity"), nb::arg("preset"),
            nb::arg("help"), nb::arg("least"), nb::arg("most"), nb::arg("choices"),
            "kind: \"text\", \"path\", \"size\", \"integer\", \"auto\" (it, or 0 as that word), "
-           "\"real\", \"switch\" or \"choice\".");
+           "\"real\", \"switch\", \"choice\" or \"widths\" (whole numbers, by commas).");
   m.def("add_recipe", &add, nb::arg("name"), nb::arg("about"), nb::arg("unit"), nb::arg("examples"),
-        nb::arg("data_help"), nb::arg("data_advice"), nb::arg("data_or"), nb::arg("plan_example"),
+        nb::arg("data_help"), nb::arg("data_advice"), nb::arg("keys_advice"), nb::arg("data_or"),
+        nb::arg("plan_example"), nb::arg("choices"), nb::arg("effective_batch"), nb::arg("presets"),
         nb::arg("common"), nb::arg("fields"), nb::arg("work"),
         "`common` has defaults of its own for seed, checkpoint_every_n_steps and foreign_bytes. "
         "`work` has train(), and as `evaluates`, `plans` and `exports` say evaluate(), plan() and "
-        "export(); see plimsoll.recipes. Errors: ValueError; BudgetExceeded for more than 64 "
-        "recipes.");
+        "export(). `presets` are TOML texts by name. See plimsoll.recipes. Errors: ValueError; "
+        "BudgetExceeded for more than 64 recipes.");
   m.def("option_literal", &literal, nb::arg("recipe"), nb::arg("key"), nb::arg("text"),
         nb::arg("source"),
         "The value of an option of `recipe` as run.toml has it. Errors: ValueError naming `source` "

@@ -28,6 +28,7 @@
     load_checkpoint
     linear_cross_entropy           the loss of a language model's head without its logits
     stream_frozen                  frozen weights of a model stay on disk, and are read ahead of use
+    Tiled                          a module applied to tiles of a batch, which ranks may share
     TrainingStep                   a step that survives a refusal of memory, or leaves no trace
     Watch                          whose memory grows in a loop of your own, and whether it is a leak
     clean_up                       gives back what nobody uses, with a Governor or without
@@ -69,6 +70,7 @@ _NAMES = {
     "memory._buffers": "Columns",
     "memory._garbage": "clean_up",
     "memory._memory": "Governor Lease format_bytes limits parse_bytes",
+    "ranks._tiled": "Tiled",
     "recipes.cosir._pairs_import": "import_pairs",
     "rows._embedding": "Adagrad Adam AdamW AdamWFresh EmbeddingStore Normal RowAdagrad Rows SGD Uniform Zeros",
     "run._run": "Run",

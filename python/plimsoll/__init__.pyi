@@ -25,6 +25,7 @@ from .memory._adopt import adopt as adopt
 from .memory._buffers import Columns as Columns
 from .memory._garbage import clean_up as clean_up
 from .memory._memory import Governor as Governor, Lease as Lease, format_bytes as format_bytes, limits as limits, parse_bytes as parse_bytes
+from .ranks._tiled import Tiled as Tiled
 from .recipes.cosir._pairs_import import import_pairs as import_pairs
 from .rows._embedding import (
     Adagrad as Adagrad, Adam as Adam, AdamW as AdamW, AdamWFresh as AdamWFresh, EmbeddingStore as EmbeddingStore, Normal as Normal,

@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <new>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -231,50 +232,34 @@ Result<void> write_description(const std::filesystem::path& directory,
 Result<void> compare_description(const std::filesystem::path& directory,
                                  const TableDescription& table,
                                  const EmbeddingStoreOptions& options, const IdIndexInfo* ids) {
-  const auto differs = [&](const std::string& option, const auto& has, const auto& asked) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: {} is {}, but {} was asked for",
-                            (directory / table_files::kDescription).string(), option, has, asked),
-                "open the table as it was made, or name another directory");
+  Result<void> same;
+  const auto compare = [&](const char* option, const auto& has, const auto& asked) {
+    if (same && has != asked) {
+      same = fail(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: {} is {}, but {} was asked for",
+                              (directory / table_files::kDescription).string(), option, has, asked),
+                  "open the table as it was made, or name another directory");
+    }
   };
-  if (options.dim != 0 && options.dim != table.dim) {
-    return differs("dim", table.dim, options.dim);
-  }
-  if (options.dtype != table.dtype) {
-    return differs("dtype", row_dtype_name(table.dtype), row_dtype_name(options.dtype));
-  }
-  if (options.optimizer.kind != table.optimizer) {
-    return differs("optimizer.kind", optimizer_name(table.optimizer),
-                   optimizer_name(options.optimizer.kind));
-  }
-  if (options.layout != table.layout) {
-    return differs("layout", layout_name(table.layout), layout_name(options.layout));
-  }
-  if (options.init.kind != table.init.kind) {
-    return differs("init.kind", init_name(table.init.kind), init_name(options.init.kind));
-  }
-  if (options.init.scale != table.init.scale) {
-    return differs("init.scale", table.init.scale, options.init.scale);
-  }
-  if (options.init.seed != table.init.seed) {
-    return differs("init.seed", table.init.seed, options.init.seed);
-  }
-  if (options.rows_max != 0 && options.rows_max != table.rows_max) {
-    return differs("rows_max", table.rows_max, options.rows_max);
-  }
+  const auto name = [](const char* text) { return std::string_view(text); };
+  compare("dim", table.dim, options.dim == 0 ? table.dim : options.dim);
+  compare("dtype", name(row_dtype_name(table.dtype)), name(row_dtype_name(options.dtype)));
+  compare("optimizer.kind", name(optimizer_name(table.optimizer)),
+          name(optimizer_name(options.optimizer.kind)));
+  compare("layout", name(layout_name(table.layout)), name(layout_name(options.layout)));
+  compare("init.kind", name(init_name(table.init.kind)), name(init_name(options.init.kind)));
+  compare("init.scale", table.init.scale, options.init.scale);
+  compare("init.seed", table.init.seed, options.init.seed);
+  compare("rows_max", table.rows_max, options.rows_max == 0 ? table.rows_max : options.rows_max);
   if (table.rows_max > 0) {
-    return {};  // Its ids are no longer those it was made with.
+    return same;  // Its ids are no longer those it was made with.
   }
-  if (options.rows != 0 && options.rows != table.ids.rows) {
-    return differs("rows", table.ids.rows, options.rows);
+  compare("rows", table.ids.rows, options.rows == 0 ? table.ids.rows : options.rows);
+  if (ids != nullptr) {
+    compare("ids (their number)", table.ids.rows, ids->rows);
+    compare("ids (their fingerprint)", hex(table.ids.fingerprint), hex(ids->fingerprint));
   }
-  if (ids != nullptr && ids->rows != table.ids.rows) {
-    return differs("ids (their number)", table.ids.rows, ids->rows);
-  }
-  if (ids != nullptr && ids->fingerprint != table.ids.fingerprint) {
-    return differs("ids (their fingerprint)", hex(table.ids.fingerprint), hex(ids->fingerprint));
-  }
-  return {};
+  return same;
 }
 
 }  // namespace plimsoll

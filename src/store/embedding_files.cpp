@@ -18,31 +18,6 @@ namespace {
 
 constexpr std::int64_t kWrittenAhead = 2 << 20;
 
-tl::unexpected<Error> no_row(const std::filesystem::path& directory, std::int64_t id) {
-  return fail(ErrorCode::kNotFound,
-              fmt::format("{}: there is no row with id {}", directory.string(), id));
-}
-
-template <class Index>
-Result<void> find_by(const Index& index, const std::filesystem::path& directory,
-                     std::span<const std::int64_t> ids, FoundRows& found) {
-  if (std::ranges::equal(ids, found.ids.first(found.known))) {
-    return {};
-  }
-  found.forget();
-  const auto places = found.ids.first(ids.size());
-  PLIMSOLL_TRY_VOID(index.find(ids, places));
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (places[i] < 0) {
-      return no_row(directory, ids[i]);
-    }
-    found.ordinals[i] = static_cast<std::uint32_t>(places[i]);
-  }
-  std::ranges::copy(ids, places.begin());
-  found.known = ids.size();
-  return {};
-}
-
 // A small table's rows in any order get all their blocks at once, written with zeros: to make a
 // commit durable the file system then flushes the disk and need not commit to its journal too.
 Result<void> write_ahead(File& rows, const TableDescription& table, std::span<std::byte> scratch) {
@@ -148,59 +123,6 @@ Result<std::array<File, kMaps>> open_maps(const std::filesystem::path& directory
     PLIMSOLL_TRY(maps[static_cast<std::size_t>(number)], std::move(opened));
   }
   return maps;
-}
-
-Result<int> choose_commit(const SuperFile& super, const std::filesystem::path& directory,
-                          std::uint64_t fingerprint, std::int64_t pages, std::int64_t at_step) {
-  int chosen = -1;
-  std::string steps;
-  for (int slot = 0; slot < 2; ++slot) {
-    const auto& [state, superblock] = super.slots()[static_cast<std::size_t>(slot)];
-    const bool ours =
-        superblock.fingerprint == fingerprint && (pages == kAnyPages || superblock.pages == pages);
-    if ((state == SuperFile::SlotState::kDamaged && at_step < 0) ||
-        (state == SuperFile::SlotState::kValid && !ours)) {
-      return fail(ErrorCode::kCorrupt,
-                  fmt::format("{}: slot {} {}", super.path().string(), slot,
-                              ours ? "fails its checksum" : "is of another table"),
-                  "name the step to open (at_step), or restore the file");
-    }
-    if (state != SuperFile::SlotState::kValid) {
-      continue;
-    }
-    steps += fmt::format("{}{}", steps.empty() ? "" : " and ", superblock.step);
-    const auto best =
-        chosen < 0 ? -1 : super.slots()[static_cast<std::size_t>(chosen)].superblock.step;
-    if (at_step < 0 ? superblock.step > best : superblock.step == at_step) {
-      chosen = slot;
-    }
-  }
-  if (at_step >= 0 && chosen < 0) {
-    return fail(ErrorCode::kNotFound,
-                fmt::format("{}: no commit at step {}; there {}", directory.string(), at_step,
-                            steps.empty() ? "is none at all" : "is one at " + steps));
-  }
-  return chosen;
-}
-
-Result<void> find_rows(const IdIndex& index, std::int64_t rows,
-                       const std::filesystem::path& directory, std::span<const std::int64_t> ids,
-                       FoundRows& found) {
-  if (index.dense()) {
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-      if (static_cast<std::uint64_t>(ids[i]) >= static_cast<std::uint64_t>(rows)) {
-        return no_row(directory, ids[i]);
-      }
-      found.ordinals[i] = static_cast<std::uint32_t>(ids[i]);
-    }
-    return {};
-  }
-  return find_by(index, directory, ids, found);
-}
-
-Result<void> find_rows(const GrowingIds& index, const std::filesystem::path& directory,
-                       std::span<const std::int64_t> ids, FoundRows& found) {
-  return find_by(index, directory, ids, found);
 }
 
 }  // namespace plimsoll

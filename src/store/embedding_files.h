@@ -37,14 +37,6 @@ Result<FolderLock> lock_table(const std::filesystem::path& directory);
 /// are not valid then. Errors: kIo.
 Result<std::array<File, kMaps>> open_maps(const std::filesystem::path& directory, bool writable);
 
-inline constexpr std::int64_t kAnyPages = -1;
-
-/// The slot of the commit to open, or −1 when there is none and none was asked for (at_step < 0).
-/// `pages`: what the superblock's field of that name must say.
-/// Errors: kNotFound naming the steps that are there; kCorrupt.
-Result<int> choose_commit(const SuperFile& super, const std::filesystem::path& directory,
-                          std::uint64_t fingerprint, std::int64_t pages, std::int64_t at_step);
-
 /// Where the rows of a request are, and of which ids that was: apply() of the ids that were just
 /// gathered looks none of them up. In the slab, batch_rows of each.
 struct FoundRows {
@@ -59,14 +51,5 @@ struct FoundRows {
     return table.ids.dense && table.rows_max == 0 ? 0 : batch_rows;
   }
 };
-
-/// Writes the ordinals of ids, at most batch_rows. Errors: kNotFound naming the first unknown id;
-/// kCorrupt; kIo.
-Result<void> find_rows(const IdIndex& index, std::int64_t rows,
-                       const std::filesystem::path& directory, std::span<const std::int64_t> ids,
-                       FoundRows& found);
-/// The same in a table whose ids come and go.
-Result<void> find_rows(const GrowingIds& index, const std::filesystem::path& directory,
-                       std::span<const std::int64_t> ids, FoundRows& found);
 
 }  // namespace plimsoll

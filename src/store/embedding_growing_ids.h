@@ -12,7 +12,7 @@
 //
 //   a place is   free → new (no row written yet) → held → free
 //
-// Reading order: docs/formats/embedding_store.md, id_index.h, this file, embedding_store_grow.cpp.
+// Reading order: docs/formats/embedding_store.md, id_index.h, this file, embedding_store.cpp.
 //
 // Threads: find() from any thread; the rest for the table's owner. One mutex, never held across the
 //          disk.

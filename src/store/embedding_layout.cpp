@@ -30,12 +30,12 @@ constexpr std::int64_t kWriteBatchMost = 256;
 constexpr std::int64_t kBlocksMost = 0xFFFFFFFELL;  // A block's number has 32 bits.
 constexpr std::int64_t kSlack = 80 * 64;            // Alignment of some sixty parts.
 
-// Scratch of one request; see EmbeddingStore::Impl's members of the same names.
+// Scratch of one request; see the members of these names of EmbeddingStore::Engine and its Impl.
 std::int64_t scratch_bytes(const TableDescription& table, const EmbeddingLayout& layout,
                            std::int64_t threads) {
   const TableShape shape = table.shape();
-  const std::int64_t per_row = 8 /* keys */ + 8 /* records */ + 4 /* next */ + 4 /* first */ +
-                               4 /* last */ + 4 /* ordinals */;
+  const std::int64_t per_row =
+      8 /* keys */ + 8 /* records */ + 4 /* next */ + 4 /* last */ + 4 /* ordinals */;
   return layout.batch_rows * per_row + FoundRows::ids_of(table, layout.batch_rows) * 8 +
          layout.hash_places * 4 + threads * (shape.dim + shape.scratch_floats()) * 4 +
          RowOptimizerStep::kCorrections * static_cast<std::int64_t>(sizeof(AdamCorrection));

@@ -1,35 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// gather, apply and update: a request is resolved to ordinals, its pages are pinned (as many at a
-// time as the slab allows), and its rows are copied or changed outside any lock.
+// gather, apply and update of rows in any order: the pages of a request are pinned (as many at a
+// time as the slab allows), and its rows are copied or changed outside any lock. An insert writes
+// the row that its id begins with into the page of its place; an erase changes nothing but the set
+// of ids. Both are durable with the next commit, in its map.
 //
 // Threads: see embedding_store.h.   Memory: the scratch in embedding_store_impl.h.
 #include "plimsoll/embedding_store.h"
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cstring>
 #include <utility>
-
-#include <fmt/format.h>
 
 #include "base/check.h"
 #include "store/embedding_store_impl.h"
 #include "store/row_ahead.h"
+#include "store/row_init.h"
 
 namespace plimsoll {
 namespace {
 
-constexpr std::uint32_t kEmptyPlace = 0xFFFFFFFFU;
-
-std::uint32_t position_of(std::uint64_t key) {
-  return static_cast<std::uint32_t>(key);
-}
-
-std::uint32_t place_of(std::uint32_t ordinal, std::size_t places) {
-  return static_cast<std::uint32_t>((ordinal * 0x9E3779B97F4A7C15ULL) >> 32) &
-         static_cast<std::uint32_t>(places - 1);
+std::size_t home_of(std::uint32_t ordinal, std::size_t places) {
+  return static_cast<std::uint32_t>((ordinal * 0x9E3779B97F4A7C15ULL) >> 32) & (places - 1);
 }
 
 // What a read came to, its error being told by what it means to who reads a pinned commit.
@@ -39,7 +31,12 @@ Result<void> explained(const auto& engine, Result<void> done) {
 
 }  // namespace
 
-// ---- Resolving --------------------------------------------------------------------------------
+Result<void> EmbeddingStore::Impl::begin_request(std::span<const std::int64_t> ids, bool reads) {
+  if (reads) {
+    look_ahead_->reached(ids);
+  }
+  return cache_->begin_request();
+}
 
 // Sorts keys by page when they may not all be pinned at once, so that each page is loaded once.
 void EmbeddingStore::Impl::order_by_page(std::span<std::uint64_t> keys) const {
@@ -48,96 +45,67 @@ void EmbeddingStore::Impl::order_by_page(std::span<std::uint64_t> keys) const {
   }
 }
 
-// ---- gather and update ------------------------------------------------------------------------
-
-Result<void> EmbeddingStore::Impl::gather(std::span<const std::int64_t> ids, std::span<float> out) {
-  PLIMSOLL_TRY_VOID(check_rows("out", ids.size(), out.size()));
-  look_ahead_->reached(ids);
-  PLIMSOLL_TRY_VOID(cache_->begin_request());
-  while (!ids.empty()) {
-    const std::size_t count = std::min(ids.size(), keys_.size());
-    PLIMSOLL_TRY_VOID(resolve(ids.first(count)));
-    for (std::size_t i = 0; i < count; ++i) {
-      keys_[i] = std::uint64_t{found_.ordinals[i]} << 32 | i;
-    }
-    auto keys = keys_.first(count);
-    order_by_page(keys);
-    while (!keys.empty()) {
-      PLIMSOLL_TRY(const std::int64_t pinned, cache_->pin(keys, false, records_));
-      crew_->run(pinned, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
-        for (std::int64_t i = begin; i < end; ++i) {
-          if (i + kRecordsAhead < end) {
-            fetch_ahead(records_[i + kRecordsAhead] + kRowHeaderBytes, shape_.weight_bytes());
-          }
-          read_weights(shape_, records_[i], out.data() + position_of(keys[i]) * shape_.dim);
-        }
-      });
-      cache_->unpin();
-      keys = keys.subspan(static_cast<std::size_t>(pinned));
-    }
-    ids = ids.subspan(count);
-    out = out.subspan(count * static_cast<std::size_t>(shape_.dim));
-  }
-  return {};
-}
-
-Result<void> EmbeddingStore::Impl::update(std::span<const std::int64_t> ids,
-                                          std::span<const float> rows) {
-  PLIMSOLL_TRY_VOID(check_rows("rows", ids.size(), rows.size()));
-  return set_rows(ids, {}, rows, shape_.dim);
-}
-
-Result<void> EmbeddingStore::Impl::restore(std::span<const std::int64_t> ids,
-                                           std::span<const std::uint32_t> sequences,
-                                           std::span<const float> values) {
-  PLIMSOLL_TRY_VOID(check_records(ids.size(), sequences.size(), values.size()));
-  return set_rows(ids, sequences, values, shape_.floats());
-}
-
-// Sets the first `width` floats of each record and zeroes those behind them; no sequences: all 0.
-Result<void> EmbeddingStore::Impl::set_rows(std::span<const std::int64_t> ids,
-                                            std::span<const std::uint32_t> sequences,
-                                            std::span<const float> values, std::int64_t width) {
-  PLIMSOLL_TRY_VOID(cache_->begin_request());
-  PLIMSOLL_TRY_VOID(
-      resolve_ahead(ids, keys_.size(), [this](const auto some) { return resolve(some); }));
-  bool changed = false;
-  while (!ids.empty()) {
-    const std::size_t count = std::min(ids.size(), keys_.size());
-    auto done = resolve(ids.first(count));
-    if (done) {
-      done = set_piece(static_cast<std::int64_t>(count), sequences, values, width, changed);
-    }
-    if (!done) {
-      if (changed) {
-        cache_->poison(done.error());  // Half a request: nobody may see or keep it.
-      }
-      return done;
-    }
-    ids = ids.subspan(count);
-    sequences = sequences.empty() ? sequences : sequences.subspan(count);
-    values = values.subspan(count * static_cast<std::size_t>(width));
-  }
-  return {};
-}
-
-// The first `count` rows found.
-Result<void> EmbeddingStore::Impl::set_piece(std::int64_t count,
-                                             std::span<const std::uint32_t> sequences,
-                                             std::span<const float> values, std::int64_t width,
-                                             bool& changed) {
-  auto keys = keys_.first(static_cast<std::size_t>(count));
+Result<void> EmbeddingStore::Impl::gather_piece(std::span<const std::int64_t> ids,
+                                                std::span<float> out) {
+  auto keys = keys_.first(ids.size());
   for (std::size_t i = 0; i < keys.size(); ++i) {
     keys[i] = std::uint64_t{found_.ordinals[i]} << 32 | i;
   }
   order_by_page(keys);
   while (!keys.empty()) {
-    PLIMSOLL_TRY(const std::int64_t pinned, cache_->pin(keys, true, records_));
-    for (std::int64_t i = 0; i < pinned; ++i) {  // In request order: the last of an id wins.
-      const std::uint32_t place = position_of(keys[i]);
-      write_values(shape_, sequences.empty() ? 0 : sequences[place], values.data() + place * width,
-                   width, records_[i]);
+    PLIMSOLL_TRY(const std::int64_t pinned, cache_->pin(keys, false, records_));
+    crew_.run(pinned, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        if (i + kRecordsAhead < end) {
+          fetch_ahead(records_[i + kRecordsAhead] + kRowHeaderBytes, shape_.weight_bytes());
+        }
+        read_weights(shape_, records_[i], out.data() + place_of(keys[i]) * shape_.dim);
+      }
+    });
+    cache_->unpin();
+    keys = keys.subspan(static_cast<std::size_t>(pinned));
+  }
+  return {};
+}
+
+// Keys are ordinal << 32 | first place, in the order of first appearance.
+std::int64_t EmbeddingStore::Impl::find_unique(std::int64_t count) {
+  std::memset(hash_.data(), 0xFF, hash_.size_bytes());
+  std::uint32_t unique = 0;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint32_t ordinal = found_.ordinals[i];
+    std::size_t home = home_of(ordinal, hash_.size());
+    while (hash_[home] != kNone &&
+           static_cast<std::uint32_t>(keys_[hash_[home]] >> 32) != ordinal) {
+      home = (home + 1) & (hash_.size() - 1);
     }
+    next_[i] = kNone;
+    if (const std::uint32_t seen = hash_[home]; seen != kNone) {
+      next_[last_[seen]] = i;
+      last_[seen] = i;
+      continue;
+    }
+    hash_[home] = unique;
+    keys_[unique] = std::uint64_t{ordinal} << 32 | i;
+    last_[unique++] = i;
+  }
+  return unique;
+}
+
+// The hot loop of apply().
+Result<void> EmbeddingStore::Impl::change(std::int64_t unique, const Change& how, bool& changed) {
+  auto keys = keys_.first(static_cast<std::size_t>(unique));
+  order_by_page(keys);
+  while (!keys.empty()) {
+    PLIMSOLL_TRY(const std::int64_t pinned, cache_->pin(keys, true, records_));
+    crew_.run(pinned, kGrain, [&](std::int64_t begin, std::int64_t end, int member) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        if (i + kRecordsAhead < end) {
+          fetch_ahead<1>(records_[i + kRecordsAhead], shape_.record_bytes);
+        }
+        how.row(keys[i], records_[i], member);
+      }
+    });
     changed = true;
     cache_->unpin();
     keys = keys.subspan(static_cast<std::size_t>(pinned));
@@ -145,143 +113,71 @@ Result<void> EmbeddingStore::Impl::set_piece(std::int64_t count,
   return {};
 }
 
-// ---- apply ------------------------------------------------------------------------------------
+// ---- Ids that come and go ---------------------------------------------------------------------
 
-// Finds equal ordinals among the first `count`; returns how many different ones there are. Unique
-// rows are numbered in order of first appearance, positions of one row joined in request order.
-std::int64_t EmbeddingStore::Impl::find_duplicates(std::int64_t count) {
-  std::memset(hash_.data(), 0xFF, hash_.size_bytes());
-  std::uint32_t unique = 0;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const std::uint32_t ordinal = found_.ordinals[i];
-    std::uint32_t place = place_of(ordinal, hash_.size());
-    while (hash_[place] != kEmptyPlace &&
-           static_cast<std::uint32_t>(keys_[hash_[place]] >> 32) != ordinal) {
-      place = (place + 1) & static_cast<std::uint32_t>(hash_.size() - 1);
-    }
-    if (const std::uint32_t seen = hash_[place]; seen != kEmptyPlace) {
-      next_[last_[seen]] = i;
-      last_[seen] = i;
-      continue;
-    }
-    hash_[place] = unique;
-    keys_[unique] = std::uint64_t{ordinal} << 32 | unique;
-    first_[unique] = i;
-    last_[unique] = i;
-    ++unique;
+// The row that the id of a new place begins with.
+class EmbeddingStore::Impl::NewRow final : public Change {
+ public:
+  explicit NewRow(const Impl& table) : table_(table) {}
+  void row(std::uint64_t key, std::byte* record, int) const noexcept override {
+    const std::int64_t id = table_.growing_->id_at(static_cast<std::int64_t>(key >> 32));
+    init_record(table_.shape_, table_.table_.init, id, id, record);
   }
-  return unique;
-}
 
-// The gradient of a unique row: its only one, or the sum in `sum`, added up in request order.
-const float* EmbeddingStore::Impl::gradient_of(std::uint32_t unique, std::span<const float> grads,
-                                               std::span<float> sum) const noexcept {
-  const float* const only = grads.data() + first_[unique] * shape_.dim;
-  if (first_[unique] == last_[unique]) {
-    return only;
-  }
-  std::memcpy(sum.data(), only, sum.size_bytes());
-  for (std::uint32_t at = first_[unique]; at != last_[unique];) {
-    at = next_[at];
-    const float* const more = grads.data() + at * shape_.dim;
-    for (std::size_t k = 0; k < sum.size(); ++k) {
-      sum[k] += more[k];
-    }
-  }
-  return sum.data();
-}
+ private:
+  const Impl& table_;
+};
 
-// Refuses NaN and infinity, in a gradient or in a sum of gradients, before anything is changed.
-Result<void> EmbeddingStore::Impl::check_gradients(std::span<const std::int64_t> ids,
-                                                   std::span<const float> grads,
-                                                   std::int64_t unique) {
-  const auto dim = static_cast<std::size_t>(shape_.dim);
-  std::atomic<bool> sound{true};
-  // A sum of finite numbers may overflow, and a sum with an infinite one is not finite: one look
-  // at what will be used is enough.
-  crew_->run(unique, kGrain, [&](std::int64_t begin, std::int64_t end, int member) {
-    const auto sum = sums_.subspan(static_cast<std::size_t>(member) * dim, dim);
-    for (std::int64_t u = begin; u < end; ++u) {
-      if (!all_finite(gradient_of(static_cast<std::uint32_t>(u), grads, sum), shape_.dim)) {
-        sound.store(false, std::memory_order_relaxed);
-      }
-    }
-  });
-  if (sound.load(std::memory_order_relaxed)) {
-    return {};
-  }
-  std::uint32_t bad = 0;
-  while (all_finite(gradient_of(bad, grads, sums_.first(dim)), shape_.dim)) {
-    ++bad;
-  }
-  return fail(
-      ErrorCode::kInvalidArgument,
-      fmt::format("{}: the gradient of id {} is not finite", directory_.string(), ids[first_[bad]]),
-      "nothing was changed: skip this step, or lower the learning rate");
-}
-
-// The hot loop: rows [begin, end) of what is pinned.
-void EmbeddingStore::Impl::step_rows(std::int64_t begin, std::int64_t end,
-                                     std::span<const std::uint64_t> keys,
-                                     std::span<const float> grads, int member,
-                                     double rate_scale) noexcept {
-  const auto dim = static_cast<std::size_t>(shape_.dim);
-  const auto sum = sums_.subspan(static_cast<std::size_t>(member) * dim, dim);
-  float* const wide = wide_.data() + member * shape_.scratch_floats();
-  for (std::int64_t i = begin; i < end; ++i) {
-    if (i + kRecordsAhead < end) {
-      fetch_ahead<1>(records_[i + kRecordsAhead], shape_.record_bytes);
-    }
-    std::int64_t id = 0;
-    std::memcpy(&id, records_[i], sizeof id);
-    optimizer_.step(records_[i], id, gradient_of(position_of(keys[i]), grads, sum), rate_scale,
-                    wide);
-  }
-}
-
-Result<void> EmbeddingStore::Impl::apply(std::span<const std::int64_t> ids,
-                                         std::span<const float> grads, float rate_scale) {
-  PLIMSOLL_TRY_VOID(check_rows("grads", ids.size(), grads.size()));
-  if (ids.size() > keys_.size()) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: apply() of {} rows, but batch_rows is {}", directory_.string(),
-                            ids.size(), keys_.size()),
-                "raise batch_rows");
-  }
+// In the order of their places, so that each page is loaded once.
+Result<void> EmbeddingStore::Impl::write_new_rows(std::int64_t, bool& changed) {
   PLIMSOLL_TRY_VOID(cache_->begin_request());
-  PLIMSOLL_TRY_VOID(resolve(ids));
-  const std::int64_t unique = find_duplicates(static_cast<std::int64_t>(ids.size()));
-  PLIMSOLL_TRY_VOID(check_gradients(ids, grads, unique));
-  auto keys = keys_.first(static_cast<std::size_t>(unique));
-  order_by_page(keys);
-  bool changed = false;
-  while (!keys.empty()) {
-    auto pinned = cache_->pin(keys, true, records_);
-    if (!pinned) {
-      if (changed) {
-        cache_->poison(pinned.error());  // Half a step: nobody may see or keep it.
-      }
-      return tl::unexpected(std::move(pinned).error());
+  for (std::int64_t place = growing_->next_new(0); place >= 0;) {
+    std::int64_t count = 0;
+    for (; place >= 0 && count < std::ssize(keys_); place = growing_->next_new(place + 1)) {
+      keys_[static_cast<std::size_t>(count++)] = static_cast<std::uint64_t>(place) << 32;
     }
-    crew_->run(*pinned, kGrain, [&](std::int64_t begin, std::int64_t end, int member) {
-      step_rows(begin, end, keys, grads, member, rate_scale);
-    });
-    changed = true;
-    cache_->unpin();
-    keys = keys.subspan(static_cast<std::size_t>(*pinned));
+    PLIMSOLL_TRY_VOID(change(count, NewRow(*this), changed));
   }
   return {};
 }
 
-Result<void> EmbeddingStore::Impl::set_optimizer(const RowOptimizerOptions& options) {
-  if (options.kind != table_.optimizer) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: optimizer.kind is {}, but {} was asked for",
-                            (directory_ / table_files::kDescription).string(),
-                            optimizer_name(table_.optimizer), optimizer_name(options.kind)));
+Result<void> EmbeddingStore::Impl::erase(std::span<const std::int64_t> ids) {
+  PLIMSOLL_TRY_VOID(check_growing("erase()"));
+  PLIMSOLL_TRY_VOID(resolve_ahead(ids));
+  bool changed = false;
+  while (!ids.empty()) {
+    const std::size_t count = std::min(ids.size(), batch_rows());
+    auto done = erase_piece(ids.first(count), changed);
+    if (!done) {
+      if (changed) {
+        cache_->poison(done.error());  // Half a request: nobody may see or keep it.
+      }
+      return done;
+    }
+    changed = true;
+    ids = ids.subspan(count);
   }
-  PLIMSOLL_TRY_VOID(check_optimizer(options));
-  optimizer_ = RecordStep(shape_, table_.init, options, corrections_);
+  return {};
+}
+
+// `again`: some of these may have been erased just now, being in the request twice.
+Result<void> EmbeddingStore::Impl::erase_piece(std::span<const std::int64_t> ids, bool again) {
+  if (!again) {
+    PLIMSOLL_TRY_VOID(resolve(ids));
+    for (const std::uint32_t place : found_.ordinals.first(ids.size())) {
+      growing_->remove(place);
+    }
+    found_.forget();
+    return {};
+  }
+  found_.forget();
+  const auto places = found_.ids.first(ids.size());
+  PLIMSOLL_TRY_VOID(growing_->find(ids, places));
+  for (const std::int64_t place : places) {
+    if (place >= 0) {
+      growing_->remove(place);
+    }
+  }
   return {};
 }
 

@@ -30,24 +30,12 @@ constexpr std::int64_t kUnitsAtOnce = 64;  // 256 KiB of the map: several are un
 
 }  // namespace
 
-Result<void> EmbeddingStore::Impl::commit(std::int64_t step) {
-  PLIMSOLL_TRY_VOID(cache_->poisoned());
-  PLIMSOLL_TRY_VOID(check_step(directory_, step));
-  auto done = make_durable(step);
-  if (!done) {
-    cache_->poison(done.error());
-  }
-  return done;
-}
-
 Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
   PLIMSOLL_TRY(const auto last, cache_->begin_commit());
   crash_point("store.commit.pages");
-  const int slot = slot_ == 0 ? 1 : 0;
-  const auto& other = super_.slots()[static_cast<std::size_t>(slot)];
+  const int slot = other_slot();
   const CommitPins::Replacing replacing(pins_, slot);
-  const bool keep =
-      other.state == SuperFile::SlotState::kValid && replacing.pinned(other.superblock.step);
+  const bool keep = holds_commit(slot) && replacing.pinned(superblock(slot).step);
   const bool still_pinned = !map_->any_pinned() || pins_.any();
   const int map = super_.free_map();
 
@@ -57,18 +45,13 @@ Result<void> EmbeddingStore::Impl::make_durable(std::int64_t step) {
   cache_->end_commit(written, took.count());
   PLIMSOLL_TRY_VOID(written);
 
-  crash_point("store.commit.superblock.before");
-  PLIMSOLL_TRY_VOID(super_.write(slot, {.step = step,
-                                        .fingerprint = table_.fingerprint(),
-                                        .pages = shape_.pages,
-                                        .blocks_used = map_->used_blocks(),
-                                        .map_crc = map_->root(map),
-                                        .map = map}));
-  crash_point("store.commit.superblock.after");
+  PLIMSOLL_TRY_VOID(write_superblock({.step = step,
+                                      .pages = shape_.pages,
+                                      .blocks_used = map_->used_blocks(),
+                                      .map_crc = map_->root(map),
+                                      .map = map}));
   map_->mark_same(map);
   cache_->committed(slot, keep, still_pinned, kSyncs);
-  slot_ = slot;
-  last_commit_ = step;
   return {};
 }
 
@@ -84,13 +67,12 @@ Result<void> EmbeddingStore::Impl::write_pages_and_map(int map, std::span<IoRequ
   const bool in_one_piece = units.count > 0 && units.count <= kUnitsAtOnce &&
                             map_->stale_units(map, units.first + units.count).count == 0;
   if (!in_one_piece) {
-    PLIMSOLL_TRY_VOID(pool_->run(pages));
+    PLIMSOLL_TRY_VOID(pool_.run(pages));
     PLIMSOLL_TRY_VOID(write_map(map));
     crash_point("store.commit.map");
-    File& map_file = map_files_[static_cast<std::size_t>(map)];
     std::array<IoRequest, 2> both{IoRequest{.file = &rows_file_, .kind = IoKind::kSync},
-                                  IoRequest{.file = &map_file, .kind = IoKind::kSync}};
-    return pool_->run(both);
+                                  IoRequest{.file = &map_file(map), .kind = IoKind::kSync}};
+    return pool_.run(both);
   }
   // The pages are longer: while they are written the map is not only written, but durable.
   last.back() = map_request(map, units.first, units.count);
@@ -98,14 +80,14 @@ Result<void> EmbeddingStore::Impl::write_pages_and_map(int map, std::span<IoRequ
   if (pages.size() == 1) {
     pages.front().kind = IoKind::kWriteAndSync;
   }
-  PLIMSOLL_TRY_VOID(pool_->run(last));
+  PLIMSOLL_TRY_VOID(pool_.run(last));
   crash_point("store.commit.map");
   return pages.size() == 1 ? Result<void>{} : rows_file_.sync();
 }
 
 IoRequest EmbeddingStore::Impl::map_request(int map, std::int64_t first, std::int64_t count) {
   const std::int64_t offset = first * kBlockUnit;
-  return {.file = &map_files_[static_cast<std::size_t>(map)],
+  return {.file = &map_file(map),
           .offset = offset,
           .bytes = map_->bytes().subspan(static_cast<std::size_t>(offset),
                                          static_cast<std::size_t>(count * kBlockUnit)),
@@ -120,7 +102,7 @@ Result<void> EmbeddingStore::Impl::write_map(int map) {
     const BlockMap::Units units = map_->stale_units(map, from);
     const std::int64_t some = std::min(units.count, kUnitsAtOnce);
     if (count == requests.size() || some == 0) {
-      PLIMSOLL_TRY_VOID(pool_->run(std::span(requests).first(count)));
+      PLIMSOLL_TRY_VOID(pool_.run(std::span(requests).first(count)));
       count = 0;
     }
     if (some == 0) {
@@ -131,34 +113,12 @@ Result<void> EmbeddingStore::Impl::write_map(int map) {
   }
 }
 
-namespace {
-
-// What of a scan's memory holds the rows that are about to be visited.
-struct Visited {
-  std::int64_t* ids;
-  std::uint32_t* sequences;
-  float* values;
-};
-
-Visited visited_in(std::span<std::byte> out, std::int64_t rows) {
-  auto* const ids = reinterpret_cast<std::int64_t*>(out.data());
-  auto* const sequences = reinterpret_cast<std::uint32_t*>(ids + rows);
-  return {ids, sequences, reinterpret_cast<float*>(sequences + rows)};
-}
-
-}  // namespace
-
-// Takes the rows apart that are in whole pages, `first` and on; returns how many there are.
-Result<std::int64_t> EmbeddingStore::Impl::take_rows(std::int64_t first,
-                                                     std::span<const std::byte> pages,
-                                                     std::span<std::byte> out) const {
+// The rows of whole pages, `first` and on.
+Result<void> EmbeddingStore::Impl::show_pages(std::int64_t first, std::span<const std::byte> pages,
+                                              Shown& rows) const {
   const std::int64_t begin = first * shape_.rows_per_page;
-  const auto bytes = static_cast<std::int64_t>(pages.size());
   const std::int64_t end =
-      std::min(begin + bytes / shape_.page_bytes * shape_.rows_per_page, shape_.rows);
-  const auto [ids, sequences, values] = visited_in(out, end - begin);
-  const std::int64_t floats = shape_.floats();
-  std::int64_t count = 0;
+      std::min(begin + std::ssize(pages) / shape_.page_bytes * shape_.rows_per_page, shape_.rows);
   for (std::int64_t place = begin; place < end; ++place) {
     if (growing_) {
       place = growing_->next_held(place);
@@ -178,24 +138,20 @@ Result<std::int64_t> EmbeddingStore::Impl::take_rows(std::int64_t first,
           fmt::format("{}: place {} holds a row of id {}, and not of id {}",
                       rows_file_.path().string(), place, header.id, growing_->id_at(place)));
     }
-    ids[count] = header.id;
-    sequences[count] = header.sequence;
-    read_values(shape_, record, values + count * floats);
-    ++count;
+    PLIMSOLL_TRY_VOID(rows.add(header.id, record));
   }
-  return count;
+  return rows.flush();
 }
 
 Result<void> EmbeddingStore::Impl::scan(const Visit& visit) {
-  PLIMSOLL_TRY_VOID(cache_->poisoned());
+  PLIMSOLL_TRY_VOID(sound());
   // Half of the scratch for pages, half for what is in them: ids, sequences and values of a row
   // are together shorter than its record; than two of its records, when its weights are bfloat16.
   const std::span<std::byte> scratch = cache_->scratch();
   const auto page_bytes = static_cast<std::size_t>(shape_.page_bytes);
   const std::size_t parts = shape_.dtype == RowDType::kFloat32 ? 2 : 3;
   const auto pages_at_once = static_cast<std::int64_t>(scratch.size() / page_bytes / parts);
-  const std::span<std::byte> out =
-      scratch.subspan(static_cast<std::size_t>(pages_at_once) * page_bytes);
+  Shown rows(scratch.subspan(static_cast<std::size_t>(pages_at_once) * page_bytes), shape_, visit);
   for (std::int64_t first = 0; first < shape_.pages; first += pages_at_once) {
     if (growing_) {  // Pages without rows are passed over.
       const std::int64_t held = growing_->next_held(first * shape_.rows_per_page);
@@ -207,13 +163,7 @@ Result<void> EmbeddingStore::Impl::scan(const Visit& visit) {
     const std::int64_t pages = std::min(pages_at_once, shape_.pages - first);
     const auto in = scratch.first(static_cast<std::size_t>(pages) * page_bytes);
     PLIMSOLL_TRY_VOID(cache_->snapshot(first, in));
-    PLIMSOLL_TRY(const std::int64_t rows, take_rows(first, in, out));
-    const std::int64_t begin = first * shape_.rows_per_page;
-    const auto [ids, sequences, values] =
-        visited_in(out, std::min(pages * shape_.rows_per_page, shape_.rows - begin));
-    const auto count = static_cast<std::size_t>(rows);
-    PLIMSOLL_TRY_VOID(visit({ids, count}, {sequences, count},
-                            {values, count * static_cast<std::size_t>(shape_.floats())}));
+    PLIMSOLL_TRY_VOID(show_pages(first, in, rows));
   }
   return {};
 }

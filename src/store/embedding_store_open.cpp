@@ -10,13 +10,17 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <exception>
 #include <string>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "os/background_thread.h"
+#include "os/blocked_signals.h"
 #include "store/embedding_store_impl.h"
 #include "store/id_source.h"
 #include "store/timeline.h"
@@ -39,32 +43,22 @@ Result<std::optional<IdSource>> ids_given(const EmbeddingStoreOptions& options) 
 }
 
 Result<void> check_numbers(const EmbeddingStoreOptions& options) {
-  const auto refuse = [](const char* option, std::int64_t value) {
-    return fail(ErrorCode::kInvalidArgument, fmt::format("{} = {} makes no sense", option, value));
-  };
-  if (options.batch_rows < 1 || options.batch_rows > kIdRowsMax / 4) {
-    return refuse("batch_rows", options.batch_rows);
-  }
-  if (options.compute_threads < 1 || options.compute_threads > 256) {
-    return refuse("compute_threads", options.compute_threads);
-  }
-  if (options.io_threads < 0 || options.io_threads > 256) {
-    return refuse("io_threads", options.io_threads);
-  }
-  if (options.dirty_bytes < 0) {
-    return refuse("dirty_bytes", options.dirty_bytes);
-  }
-  if (options.store_bytes < 0) {
-    return refuse("store_bytes", options.store_bytes);
-  }
-  if (options.dim < 0 || options.dim > (1 << 24)) {
-    return refuse("dim", options.dim);
-  }
-  if (options.rows < 0 || options.rows > kIdRowsMax) {
-    return refuse("rows", options.rows);
-  }
-  if (options.rows_max < 0 || options.rows_max > kIdRowsMax) {
-    return refuse("rows_max", options.rows_max);
+  constexpr std::int64_t kAny = INT64_MAX;
+  for (const auto& [option, value, least, most] :
+       {std::tuple{"batch_rows", options.batch_rows, std::int64_t{1}, kIdRowsMax / 4},
+        std::tuple{"compute_threads", std::int64_t{options.compute_threads}, std::int64_t{1},
+                   std::int64_t{256}},
+        std::tuple{"io_threads", std::int64_t{options.io_threads}, std::int64_t{0},
+                   std::int64_t{256}},
+        std::tuple{"dirty_bytes", options.dirty_bytes, std::int64_t{0}, kAny},
+        std::tuple{"store_bytes", options.store_bytes, std::int64_t{0}, kAny},
+        std::tuple{"dim", options.dim, std::int64_t{0}, std::int64_t{1 << 24}},
+        std::tuple{"rows", options.rows, std::int64_t{0}, kIdRowsMax},
+        std::tuple{"rows_max", options.rows_max, std::int64_t{0}, kIdRowsMax}}) {
+    if (value < least || value > most) {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("{} = {} makes no sense", option, value));
+    }
   }
   return check_optimizer(options.optimizer);
 }
@@ -118,6 +112,8 @@ struct EmbeddingStore::Impl::Described {
   TableDescription table;
   bool exists;
   std::optional<IdSource> given;
+
+  [[nodiscard]] IdSource source() const { return given ? *given : IdSource::range(table.ids.rows); }
 };
 
 Result<EmbeddingStore::Impl::Described> EmbeddingStore::Impl::describe(
@@ -171,13 +167,9 @@ Result<void> check_pinned(const EmbeddingStoreOptions& options, RowLayout layout
 
 }  // namespace
 
-EmbeddingStore::Impl::Impl(const Governor&, const EmbeddingStoreOptions& options,
-                           const TableDescription& table, const EmbeddingLayout& layout)
-    : directory_(options.directory),
-      table_(table),
-      shape_(table.shape()),
-      layout_(layout),
-      pinned_(options.pinned) {}
+EmbeddingStore::Impl::Impl(const EmbeddingStoreOptions& options, const TableDescription& table,
+                           const EmbeddingLayout& layout)
+    : Engine(options, table, layout.plan, options.io_threads), layout_(layout) {}
 
 Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Impl::open(
     const Governor& governor, const EmbeddingStoreOptions& options) {
@@ -206,24 +198,20 @@ Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Impl::open(
 Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Impl::open_described(
     const Governor& governor, const EmbeddingStoreOptions& options, const Described& described) {
   if (described.table.layout == RowLayout::kSampleOrder) {
-    const IdSource source =
-        described.given ? *described.given : IdSource::range(described.table.ids.rows);
+    const IdSource source = described.source();
     return Timeline::open(governor, options, described.table, described.exists ? nullptr : &source);
   }
   PLIMSOLL_TRY(const EmbeddingLayout layout, plan_layout(described.table, options));
-  PLIMSOLL_TRY_VOID(check_disk(governor, options, layout.plan));
-  auto impl = std::make_unique<Impl>(governor, options, described.table, layout);
-  impl->pool_ = std::make_unique<IoPool>(options.io_threads);
-  impl->crew_ = std::make_unique<RowCrew>(options.compute_threads);
+  auto impl = std::make_unique<Impl>(options, described.table, layout);
   PLIMSOLL_TRY_VOID(impl->take_memory(governor));
   if (!described.exists) {
-    PLIMSOLL_TRY_VOID(impl->create_files(
-        described.given ? *described.given : IdSource::range(described.table.ids.rows)));
+    PLIMSOLL_TRY_VOID(create_table_files(options.directory, described.table, described.source(),
+                                         impl->cache_->frame_memory()));
     if (impl->growing_) {
       impl->map_->files_are_zeros();
     }
   }
-  PLIMSOLL_TRY_VOID(impl->open_files(options));
+  PLIMSOLL_TRY_VOID(impl->open_table(options));
   PLIMSOLL_TRY_VOID(options.pinned ? impl->open_pinned(options.at_step)
                                    : impl->open_commit(options.at_step));
   Governor handle = governor;
@@ -233,9 +221,7 @@ Result<std::unique_ptr<EmbeddingStore::Engine>> EmbeddingStore::Impl::open_descr
 
 // Divides the slab. What this takes is what plan_layout() counted.
 Result<void> EmbeddingStore::Impl::take_memory(const Governor& governor) {
-  PLIMSOLL_TRY_VOID(
-      admission_.take(governor, Tag::kEmbedding, layout_.plan.total_bytes, "store_bytes"));
-  PLIMSOLL_TRY(slab_, Slab::create(governor, Tag::kEmbedding, layout_.plan.total_bytes, true));
+  PLIMSOLL_TRY_VOID(take_slab(governor));
   admission_.make_elastic();
   const GrowthShape growth = table_.growth();
   map_.emplace(shape_.pages, spare_blocks(shape_), slab_, growth.bytes());
@@ -247,104 +233,86 @@ Result<void> EmbeddingStore::Impl::take_memory(const Governor& governor) {
                                                         .init = table_.init,
                                                         .ids = &ids_,
                                                         .file = &rows_file_,
-                                                        .pool = pool_.get()},
+                                                        .pool = &pool_},
                                        layout_.sizes, *map_, slab_);
-  const std::int64_t rows = layout_.batch_rows;
-  found_.ordinals = slab_.take<std::uint32_t>(rows);
-  found_.ids = slab_.take<std::int64_t>(FoundRows::ids_of(table_, rows));
-  keys_ = slab_.take<std::uint64_t>(rows);
-  records_ = slab_.take<std::byte*>(rows);
-  first_ = slab_.take<std::uint32_t>(rows);
-  last_ = slab_.take<std::uint32_t>(rows);
-  next_ = slab_.take<std::uint32_t>(rows);
+  take_scratch();
+  records_ = slab_.take<std::byte*>(layout_.batch_rows);
+  last_ = slab_.take<std::uint32_t>(layout_.batch_rows);
   hash_ = slab_.take<std::uint32_t>(layout_.hash_places);
-  sums_ = slab_.take<float>(crew_->threads() * shape_.dim);
-  wide_ = slab_.take<float>(crew_->threads() * shape_.scratch_floats());
-  corrections_ = slab_.take<AdamCorrection>(RowOptimizerStep::kCorrections);
   return {};
 }
 
-Result<void> EmbeddingStore::Impl::open_files(const EmbeddingStoreOptions& options) {
-  PLIMSOLL_TRY(ids_, IdIndex::open(directory_, table_files::kIds, table_.ids, slab_,
-                                   layout_.id_pages, *pool_));
-  const FileMode mode = pinned_ ? FileMode::kRead : FileMode::kReadWrite;
-  PLIMSOLL_TRY(rows_file_, File::open(directory_ / table_files::kRows, mode, true));
+Result<void> EmbeddingStore::Impl::open_table(const EmbeddingStoreOptions& options) {
+  PLIMSOLL_TRY_VOID(open_files(options, layout_.id_pages));
   PLIMSOLL_TRY(const std::int64_t rows_bytes, rows_file_.size());
   cache_->found_file(rows_bytes);
-  PLIMSOLL_TRY(map_files_, open_maps(directory_, !pinned_));
-  PLIMSOLL_TRY(super_, SuperFile::open(directory_ / table_files::kSuper, !pinned_));
   PLIMSOLL_TRY(pins_, CommitPins::open(directory_ / table_files::kSuper, !pinned_));
-  optimizer_ = RecordStep(shape_, table_.init, options.optimizer, corrections_);
-  write_back_ = std::make_unique<WriteBack>(*cache_);
   look_ahead_ = std::make_unique<LookAhead>(*cache_, ids_, growing_ ? &*growing_ : nullptr,
                                             shape_.rows_per_page, layout_.queue_ids, slab_);
+  const BlockedSignals blocked;
+  write_back_ = std::jthread([this] { write_back(); });
   return {};
+}
+
+// Until the cache is stopped.
+void EmbeddingStore::Impl::write_back() noexcept {
+  enter_background("pl-back");
+  try {
+    while (cache_->write_back()) {
+    }
+  } catch (const std::exception& problem) {
+    // A broken invariant, or no memory for an error's text: the owner is told at its next call.
+    cache_->poison(make_error(ErrorCode::kInternal, problem.what()));
+  }
 }
 
 Result<void> EmbeddingStore::Impl::open_commit(std::int64_t at_step) {
-  PLIMSOLL_TRY(const int slot,
-               choose_commit(super_, directory_, table_.fingerprint(), shape_.pages, at_step));
-  if (slot >= 0) {
-    PLIMSOLL_TRY_VOID(read_map(slot));
-    PLIMSOLL_TRY_VOID(super_.settle(slot));
-    slot_ = slot;
-    last_commit_ = super_.slots()[static_cast<std::size_t>(slot)].superblock.step;
+  PLIMSOLL_TRY(const int slot, choose_commit(shape_.pages, at_step));
+  if (slot < 0) {
+    return {};
   }
-  for (int other = 0; other < 2; ++other) {
-    if (other != slot &&
-        super_.slots()[static_cast<std::size_t>(other)].state == SuperFile::SlotState::kValid) {
-      if (auto kept = keep_other_commit(other); !kept) {
-        if (kept.error().code != ErrorCode::kCorrupt) {
-          return kept;
-        }
-        map_->forget(other);  // Damaged: it is gone.
-        map_->mark_unknown(super_.slots()[static_cast<std::size_t>(other)].superblock.map);
-      }
-    }
+  PLIMSOLL_TRY_VOID(read_map(slot));
+  PLIMSOLL_TRY_VOID(super_.settle(slot));
+  opened(slot);
+  const int other = other_slot();
+  if (!holds_commit(other)) {
+    return {};
   }
-  return {};
+  auto kept = keep_other_commit(other);
+  if (!kept && kept.error().code == ErrorCode::kCorrupt) {  // Damaged: it is gone.
+    map_->forget(other);
+    map_->mark_unknown(superblock(other).map);
+    return {};
+  }
+  return kept;
 }
 
 Result<void> EmbeddingStore::Impl::read_map(int slot) {
-  const auto at = static_cast<std::size_t>(slot);
-  const int number = super_.slots()[at].superblock.map;
-  const File& file = map_files_[static_cast<std::size_t>(number)];
-  const auto corrupt = [&](const std::string& why) {
-    return fail(ErrorCode::kCorrupt,
-                fmt::format("{}: the page table of commit {} {}",
-                            table_files::map_path(directory_, number).string(),
-                            super_.slots()[at].superblock.step, why),
-                "name another step to open (at_step), or restore the file");
-  };
+  const int number = superblock(slot).map;
   const auto bytes = map_->bytes();
-  if (!file.valid()) {
-    return corrupt("is not there");
+  if (!map_file(number).valid()) {
+    return bad_map(slot, "is not there");
   }
-  PLIMSOLL_TRY_VOID(file.read_at(0, bytes));
-  if (chain_root(0, bytes) != super_.slots()[at].superblock.map_crc) {
-    return corrupt("fails its checksum");
+  PLIMSOLL_TRY_VOID(map_file(number).read_at(0, bytes));
+  if (chain_root(0, bytes) != superblock(slot).map_crc) {
+    return bad_map(slot, "fails its checksum");
   }
-  if (auto adopted = map_->adopt(slot); !adopted) {
-    return corrupt(*adopted.error().detail);
+  auto adopted = map_->adopt(slot);
+  if (adopted) {
+    map_->mark_same(number);
+    adopted = growing_ ? growing_->adopt() : adopted;
   }
-  map_->mark_same(number);
-  if (growing_) {
-    if (auto adopted = growing_->adopt(); !adopted) {
-      return corrupt(*adopted.error().detail);
-    }
-  }
-  return {};
+  return adopted ? adopted : bad_map(slot, *adopted.error().detail);
 }
 
 // Marks the blocks of the commit that was not opened, reading its page table a piece at a time.
 Result<void> EmbeddingStore::Impl::keep_other_commit(int slot) {
-  const auto at = static_cast<std::size_t>(slot);
   const auto total = static_cast<std::int64_t>(map_->bytes().size());
   const std::int64_t pages_end = map_bytes(shape_.pages);  // What is behind them names no blocks.
   constexpr auto kUnit = static_cast<std::size_t>(kBlockUnit);
   const auto scratch = cache_->scratch();  // Whole pages, and pages are whole units.
-  const int number = super_.slots()[at].superblock.map;
-  const File& file = map_files_[static_cast<std::size_t>(number)];
+  const int number = superblock(slot).map;
+  const File& file = map_file(number);
   map_->mark_same(number);
   std::uint32_t crc = 0;
   for (std::int64_t done = 0; done < total;) {
@@ -365,10 +333,56 @@ Result<void> EmbeddingStore::Impl::keep_other_commit(int slot) {
         map_->keep(slot, {reinterpret_cast<const BlockEntry*>(piece.data()), entries}));
     done += size;
   }
-  if (crc != super_.slots()[at].superblock.map_crc) {
+  if (crc != superblock(slot).map_crc) {
     return fail(ErrorCode::kCorrupt, file.path().string());
   }
   return {};
+}
+
+// Opens a commit to read it, while another process may train.
+//
+// The commit is pinned first, and only then looked for: from then on whoever trains either sees the
+// pin, or has replaced the commit already and is seen to have. What it refers to is then neither
+// written nor freed, but for want of room on disk; a page that was written all the same fails its
+// checksum, which is by page and by block, and never passes for the commit's.
+Result<void> EmbeddingStore::Impl::open_pinned(std::int64_t at_step) {
+  constexpr int kTriesMost = 16;  // Each is in vain only if what it chose was replaced just then.
+  for (int left = kTriesMost;; --left) {
+    auto done = pin_commit(at_step);
+    if (done && *done) {
+      return {};
+    }
+    if (left == 1 || (!done && done.error().code != ErrorCode::kCorrupt)) {
+      return done ? fail(ErrorCode::kNotFound,
+                         fmt::format("{}: its commits are replaced faster than they can be opened",
+                                     directory_.string()),
+                         "try again")
+                  : Result<void>(tl::unexpected(std::move(done).error()));
+    }
+    // A superblock or a page table half written is no damage yet: its commit may be under way.
+    pins_.await(0);
+    pins_.await(1);
+  }
+}
+
+// False: the commit was replaced meanwhile.
+Result<bool> EmbeddingStore::Impl::pin_commit(std::int64_t at_step) {
+  const auto path = directory_ / table_files::kSuper;
+  PLIMSOLL_TRY(super_, SuperFile::open(path, false));
+  PLIMSOLL_TRY(const int slot, choose_commit(shape_.pages, at_step));
+  if (slot < 0) {
+    return true;  // Every row is as it began.
+  }
+  const std::int64_t step = superblock(slot).step;
+  pins_.pin(step);
+  pins_.await(slot);
+  PLIMSOLL_TRY(super_, SuperFile::open(path, false));
+  if (!holds_commit(slot) || superblock(slot).step != step) {
+    return false;
+  }
+  PLIMSOLL_TRY_VOID(read_map(slot));
+  opened(slot);
+  return true;
 }
 
 Result<SlabPlan> EmbeddingStore::plan(const EmbeddingStoreOptions& options) {

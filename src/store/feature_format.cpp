@@ -6,6 +6,9 @@
 #include "store/feature_format.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
 #include <utility>
 
 #include <fmt/core.h>
@@ -128,87 +131,40 @@ json side_json(const SideFile& side) {
   return {{"bytes", side.bytes}, {"crc32c", side.crc}};
 }
 
-// Reads typed fields; remembers whether any was missing or of another type.
-class Fields {
- public:
-  explicit Fields(const json& object) : object_(object) { ok_ = object.is_object(); }
+// What is parsed below throws what nlohmann/json throws, or runtime_error.
 
-  std::int64_t integer(const char* key) {
-    const json* value = find(key);
-    if (value == nullptr || !value->is_number_integer() ||
-        (value->is_number_unsigned() && value->get<std::uint64_t>() > INT64_MAX)) {
-      ok_ = false;
-      return 0;
-    }
-    return value->get<std::int64_t>();
+std::int64_t integer(const json& object, const char* key) {
+  const json& value = object.at(key);
+  if (!value.is_number_integer() ||
+      (value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX)) {
+    throw std::runtime_error(key);
   }
-  std::string text(const char* key) {
-    const json* value = find(key);
-    if (value == nullptr || !value->is_string()) {
-      ok_ = false;
-      return {};
-    }
-    return value->get<std::string>();
-  }
-  bool boolean(const char* key) {
-    const json* value = find(key);
-    if (value == nullptr || !value->is_boolean()) {
-      ok_ = false;
-      return false;
-    }
-    return value->get<bool>();
-  }
-  const json* find(const char* key) {
-    if (!object_.is_object()) {
-      return nullptr;
-    }
-    const auto found = object_.find(key);
-    return found == object_.end() ? nullptr : &*found;
-  }
-  SideFile side(const char* key) {
-    const json* value = find(key);
-    if (value == nullptr) {
-      ok_ = false;
-      return {};
-    }
-    Fields inner(*value);
-    SideFile side;
-    side.bytes = inner.integer("bytes");
-    side.crc = static_cast<std::uint32_t>(inner.integer("crc32c"));
-    ok_ = ok_ && inner.ok() && side.bytes >= 0;
-    return side;
-  }
-  void refuse() { ok_ = false; }
-  [[nodiscard]] bool ok() const { return ok_; }
+  return value.get<std::int64_t>();
+}
 
- private:
-  const json& object_;
-  bool ok_{true};
-};
+SideFile parse_side(const json& files, const char* name) {
+  const json& side = files.at(name);
+  const SideFile file{integer(side, "bytes"), static_cast<std::uint32_t>(integer(side, "crc32c"))};
+  return file.bytes >= 0 ? file : throw std::runtime_error(name);
+}
 
-std::vector<ColumnSpec> parse_columns(Fields& fields) {
+std::vector<ColumnSpec> parse_columns(const json& list) {
   std::vector<ColumnSpec> columns;
-  const json* list = fields.find("columns");
-  if (list == nullptr || !list->is_array() || list->size() > kFeatureColumnsMax) {
-    fields.refuse();
-    return columns;
+  if (!list.is_array() || list.size() > kFeatureColumnsMax) {
+    throw std::runtime_error("columns");
   }
-  for (const json& entry : *list) {
-    Fields inner(entry);
+  for (const json& entry : list) {
     ColumnSpec column;
-    column.name = inner.text("name");
-    const auto dtype = parse_dtype(inner.text("dtype"));
-    const json* shape = inner.find("shape");
-    if (!inner.ok() || !dtype || shape == nullptr || !shape->is_array() || shape->size() > 8) {
-      fields.refuse();
-      return columns;
+    column.name = entry.at("name").get<std::string>();
+    column.dtype = parse_dtype(entry.at("dtype").get<std::string>()).or_throw();
+    column.length_max = entry.contains("length_max") ? integer(entry, "length_max") : 0;
+    const json& shape = entry.at("shape");
+    if (!shape.is_array() || shape.size() > 8) {
+      throw std::runtime_error("shape");
     }
-    column.dtype = *dtype;
-    column.length_max = entry.contains("length_max") ? inner.integer("length_max") : 0;
-    for (const json& extent : *shape) {
+    for (const json& extent : shape) {
       if (!extent.is_number_unsigned() || extent.get<std::uint64_t>() > (1ULL << 40)) {
-        fields.refuse();
-        return columns;
+        throw std::runtime_error("shape");
       }
       column.shape.push_back(extent.get<std::int64_t>());
     }
@@ -218,24 +174,12 @@ std::vector<ColumnSpec> parse_columns(Fields& fields) {
 }
 
 // The fields that only a store with compression has.
-StoredForm parse_stored(Fields& fields, Fields& files) {
-  StoredForm stored;
-  const json* compression = fields.find("compression");
-  if (compression == nullptr) {
-    fields.refuse();
-    return stored;
-  }
-  Fields inner(*compression);
-  const auto coding = parse_compression(inner.text("coding"));
-  stored.compression = coding ? *coding : BlockCompression::kNone;
-  stored.records_bytes = inner.integer("records_bytes");
-  stored.plain_blocks = inner.integer("plain_blocks");
-  stored.content_crc = static_cast<std::uint32_t>(inner.integer("content_crc32c"));
-  stored.blocks = files.side(kFeatureBlocksFile);
-  if (!inner.ok() || stored.compression == BlockCompression::kNone) {
-    fields.refuse();
-  }
-  return stored;
+StoredForm parse_stored(const json& form, const json& files) {
+  return {.compression = parse_compression(form.at("coding").get<std::string>()).or_throw(),
+          .records_bytes = integer(form, "records_bytes"),
+          .plain_blocks = integer(form, "plain_blocks"),
+          .content_crc = static_cast<std::uint32_t>(integer(form, "content_crc32c")),
+          .blocks = parse_side(files, kFeatureBlocksFile)};
 }
 
 bool stored_consistent(const FeatureHeader& header) {
@@ -245,23 +189,6 @@ bool stored_consistent(const FeatureHeader& header) {
           stored.records_bytes <= header.blocks() * header.layout.block_bytes &&
           stored.plain_blocks >= 0 && stored.plain_blocks <= header.blocks() &&
           stored.blocks.bytes == feature_table_bytes(header.blocks() + 1, 8));
-}
-
-RaggedForm parse_ragged(Fields& fields, Fields& files) {
-  RaggedForm ragged;
-  const json* form = fields.find("ragged");
-  if (form == nullptr) {
-    fields.refuse();
-    return ragged;
-  }
-  Fields inner(*form);
-  ragged.stream_bytes = inner.integer("stream_bytes");
-  ragged.places = files.side(kFeaturePlacesFile);
-  ragged.lengths = files.side(kFeatureLengthsFile);
-  if (!inner.ok()) {
-    fields.refuse();
-  }
-  return ragged;
 }
 
 bool ragged_consistent(const FeatureHeader& header) {
@@ -274,10 +201,10 @@ bool ragged_consistent(const FeatureHeader& header) {
           ragged.lengths.bytes == feature_table_bytes(header.rows * columns, 4));
 }
 
-bool consistent(const FeatureHeader& header, Fields& fields) {
-  const bool geometry = fields.integer("stride") == header.layout.stride &&
-                        fields.integer("block_bytes") == header.layout.block_bytes &&
-                        fields.integer("records_per_block") == header.layout.records_per_block;
+bool consistent(const FeatureHeader& header, const json& fields) {
+  const bool geometry = integer(fields, "stride") == header.layout.stride &&
+                        integer(fields, "block_bytes") == header.layout.block_bytes &&
+                        integer(fields, "records_per_block") == header.layout.records_per_block;
   const bool ids =
       header.ids.rows == header.rows && (header.rows > 0 || header.ids.dense) &&
       spans_in_range(header.ids) &&
@@ -387,59 +314,78 @@ std::string FeatureHeader::to_json() const {
   return header.dump(2) + "\n";
 }
 
-Result<FeatureHeader> parse_feature_header(const std::string& text, const std::string& name) {
-  json parsed = parse_shallow(text);
-  Fields fields(parsed);
-  if (!fields.ok() || fields.text("format") != "plimsoll-features") {
-    return fail(ErrorCode::kCorrupt, name + ": not the header of a feature store");
-  }
-  const std::int64_t version = fields.integer("version");
-  if (version < kPlainVersion || version > kNewestVersion) {
-    return fail(ErrorCode::kCorrupt,
-                fmt::format("{}: format version {}; this program reads {} to {}", name, version,
-                            kPlainVersion, kNewestVersion));
-  }
-  const std::int64_t crc = fields.integer("crc32c");
-  parsed.erase("crc32c");
-  if (!fields.ok() || crc_of(parsed.dump(-1, ' ', false, json::error_handler_t::replace)) != crc) {
-    return fail(ErrorCode::kCorrupt, name + ": its checksum does not match its content");
-  }
+namespace {
+
+// Throws, as the above.
+FeatureHeader header_of(const json& fields, std::int64_t version) {
   FeatureHeader header;
-  header.rows = fields.integer("rows");
-  header.groups = fields.integer("groups");
-  header.uniform_group = fields.integer("uniform_group");
-  const json* ids = fields.find("ids");
-  const json* files = fields.find("files");
-  auto layout = plan_feature_layout(parse_columns(fields));
-  if (!fields.ok() || !layout || ids == nullptr || files == nullptr || header.rows < 0 ||
-      header.rows > kIdRowsMax) {
-    return fail(ErrorCode::kCorrupt, name + ": a field is missing or out of range");
+  header.rows = integer(fields, "rows");
+  header.groups = integer(fields, "groups");
+  header.uniform_group = integer(fields, "uniform_group");
+  header.layout = plan_feature_layout(parse_columns(fields.at("columns"))).or_throw();
+  if (header.rows < 0 || header.rows > kIdRowsMax) {
+    throw std::runtime_error("rows");
   }
-  header.layout = *std::move(layout);
-  Fields id_fields(*ids);
-  header.ids.rows = header.rows;
-  header.ids.dense = id_fields.boolean("dense");
-  header.ids.fingerprint = std::strtoull(id_fields.text("fingerprint").c_str(), nullptr, 16);
-  header.ids.spans = ids->contains("spans") ? id_fields.integer("spans") : 0;
-  Fields file_fields(*files);
-  header.checksums = file_fields.side(kFeatureChecksumsFile);
-  header.id_table = file_fields.side(kFeatureIdsFile);
-  header.group_table = file_fields.side(kFeatureGroupsFile);
+  const json& ids = fields.at("ids");
+  header.ids = {.rows = header.rows,
+                .dense = ids.at("dense").get<bool>(),
+                .fingerprint = std::strtoull(
+                    ids.at("fingerprint").get_ref<const std::string&>().c_str(), nullptr, 16),
+                .spans = ids.contains("spans") ? integer(ids, "spans") : 0};
+  const json& files = fields.at("files");
+  header.checksums = parse_side(files, kFeatureChecksumsFile);
+  header.id_table = parse_side(files, kFeatureIdsFile);
+  header.group_table = parse_side(files, kFeatureGroupsFile);
   if (version == kCompressedVersion ||
-      (version == kNewestVersion && fields.find("compression") != nullptr)) {
-    header.stored = parse_stored(fields, file_fields);
+      (version == kNewestVersion && fields.contains("compression"))) {
+    header.stored = parse_stored(fields.at("compression"), files);
+    if (!header.compressed()) {
+      throw std::runtime_error("coding");
+    }
   }
-  if (version == kNewestVersion && fields.find("after") != nullptr) {
-    header.after = fields.text("after");
+  if (version == kNewestVersion && fields.contains("after")) {
+    header.after = fields.at("after").get<std::string>();
   }
   if (header.layout.is_ragged()) {
-    header.ragged = parse_ragged(fields, file_fields);
-  }
-  if (!consistent(header, fields) || !id_fields.ok() || !file_fields.ok() || !fields.ok() ||
-      fields.text("fingerprint") != header.fingerprint()) {
-    return fail(ErrorCode::kCorrupt, name + ": its fields contradict each other");
+    header.ragged = {.stream_bytes = integer(fields.at("ragged"), "stream_bytes"),
+                     .places = parse_side(files, kFeaturePlacesFile),
+                     .lengths = parse_side(files, kFeatureLengthsFile)};
   }
   return header;
+}
+
+}  // namespace
+
+Result<FeatureHeader> parse_feature_header(const std::string& text, const std::string& name) {
+  const auto corrupt = [&name](const std::string& what) {
+    return fail(ErrorCode::kCorrupt, name + ": " + what);
+  };
+  json parsed = parse_shallow(text);
+  if (!parsed.is_object() || parsed.value("format", json()) != "plimsoll-features") {
+    return corrupt("not the header of a feature store");
+  }
+  try {
+    const std::int64_t version = integer(parsed, "version");
+    if (version < kPlainVersion || version > kNewestVersion) {
+      return corrupt(fmt::format("format version {}; this program reads {} to {}", version,
+                                 kPlainVersion, kNewestVersion));
+    }
+    const std::int64_t crc = integer(parsed, "crc32c");
+    parsed.erase("crc32c");
+    if (crc_of(parsed.dump(-1, ' ', false, json::error_handler_t::replace)) != crc) {
+      return corrupt("its checksum does not match its content");
+    }
+    FeatureHeader header = header_of(parsed, version);
+    if (!consistent(header, parsed) ||
+        parsed.at("fingerprint").get<std::string>() != header.fingerprint()) {
+      return corrupt("its fields contradict each other");
+    }
+    return header;
+  } catch (const std::bad_alloc&) {
+    throw;  // Says nothing about the file.
+  } catch (const std::exception&) {
+    return corrupt("a field is missing or out of range");
+  }
 }
 
 Result<FeatureHeader> read_feature_header(const fs::path& directory) {
@@ -468,13 +414,12 @@ Result<FeatureHeader> read_feature_header(const fs::path& directory) {
   };
   PLIMSOLL_TRY_VOID(check(kFeatureRecordsFile, header.records_file_bytes()));
   PLIMSOLL_TRY_VOID(check(kFeatureChecksumsFile, header.checksums.bytes));
-  if (header.compressed()) {
-    PLIMSOLL_TRY_VOID(check(kFeatureBlocksFile, header.stored.blocks.bytes));
-  }
-  for (const auto& [name, bytes] : {std::pair{kFeatureIdsFile, header.id_table.bytes},
-                                    std::pair{kFeatureGroupsFile, header.group_table.bytes},
-                                    std::pair{kFeaturePlacesFile, header.ragged.places.bytes},
-                                    std::pair{kFeatureLengthsFile, header.ragged.lengths.bytes}}) {
+  for (const auto& [name, bytes] :
+       {std::pair{kFeatureBlocksFile, header.compressed() ? header.stored.blocks.bytes : 0},
+        std::pair{kFeatureIdsFile, header.id_table.bytes},
+        std::pair{kFeatureGroupsFile, header.group_table.bytes},
+        std::pair{kFeaturePlacesFile, header.ragged.places.bytes},
+        std::pair{kFeatureLengthsFile, header.ragged.lengths.bytes}}) {
     if (bytes > 0) {
       PLIMSOLL_TRY_VOID(check(name, bytes));
     }

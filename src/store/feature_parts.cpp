@@ -86,6 +86,8 @@ Result<void> add_part(FeatureParts& all, fs::path directory, FeatureHeader heade
         all.groups == 0 || all.uniform_group == header.uniform_group ? header.uniform_group : 0;
   }
   const std::int64_t rows = header.rows;
+  all.blocks += header.blocks();
+  all.records_file_bytes += header.records_file_bytes();
   const std::int64_t groups = header.groups;
   all.parts.push_back({std::move(directory), std::move(header), all.rows, all.groups});
   all.rows += rows;
@@ -94,22 +96,6 @@ Result<void> add_part(FeatureParts& all, fs::path directory, FeatureHeader heade
 }
 
 }  // namespace
-
-std::int64_t FeatureParts::blocks() const noexcept {
-  std::int64_t sum = 0;
-  for (const FeaturePart& part : parts) {
-    sum += part.header.blocks();
-  }
-  return sum;
-}
-
-std::int64_t FeatureParts::records_file_bytes() const noexcept {
-  std::int64_t sum = 0;
-  for (const FeaturePart& part : parts) {
-    sum += part.header.records_file_bytes();
-  }
-  return sum;
-}
 
 std::size_t FeatureParts::part_of(std::int64_t ordinal) const noexcept {
   const auto behind = std::upper_bound(
@@ -126,8 +112,8 @@ FeatureInfo FeatureParts::info() const {
   info.floor_bytes = feature_floor_bytes(*this);
   info.compression = first().stored.compression;
   info.block_bytes = first().layout.block_bytes;
-  info.blocks = blocks();
-  info.stored_bytes = records_file_bytes();
+  info.blocks = blocks;
+  info.stored_bytes = records_file_bytes;
   info.dense_ids = parts.size() == 1 && first().ids.dense;
   info.groups = groups;
   info.uniform_group = uniform_group;

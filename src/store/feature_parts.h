@@ -36,13 +36,13 @@ struct FeaturePart {
 struct FeatureParts {
   std::vector<FeaturePart> parts{};  // At least one; columns and compression are the same in all.
   std::int64_t rows{0};
+  std::int64_t blocks{0};
+  std::int64_t records_file_bytes{0};
   std::int64_t groups{0};
   std::int64_t uniform_group{0};  // Records a group when all are equal, else 0.
   std::string fingerprint{};      // Of the first part alone when there is no other.
 
   [[nodiscard]] const FeatureHeader& first() const noexcept { return parts.front().header; }
-  [[nodiscard]] std::int64_t blocks() const noexcept;
-  [[nodiscard]] std::int64_t records_file_bytes() const noexcept;
   /// The part that has a record. Requires: 0 <= ordinal < rows.
   [[nodiscard]] std::size_t part_of(std::int64_t ordinal) const noexcept;
   [[nodiscard]] FeatureInfo info() const;

@@ -66,10 +66,9 @@ BlockLanes choose_lanes(const FeatureParts& parts, std::int64_t given, std::int6
   const std::int64_t share = std::min(given / kLaneShare, room + floor.memory_bytes());
   // A lane that holds a single block joins nothing.
   const std::int64_t useful = header.compressed() || bytes > header.layout.block_bytes ? bytes : 0;
-  const std::int64_t count = useful == 0
-                                 ? 0
-                                 : std::min({BlockReader::kLanesMax, share / useful,
-                                             divide_up(parts.records_file_bytes(), useful)});
+  const std::int64_t count = useful == 0 ? 0
+                                         : std::min({BlockReader::kLanesMax, share / useful,
+                                                     divide_up(parts.records_file_bytes, useful)});
   return count > 0 ? BlockLanes{.count = count, .bytes = bytes} : floor;
 }
 
@@ -133,7 +132,7 @@ Result<FeatureShares> plan_feature_slab(const FeatureParts& parts,
   // Frames beyond the store's own blocks would never be used. A table's last block may be short.
   const std::int64_t block = parts.first().layout.block_bytes;
   const auto tables = static_cast<std::int64_t>(kFeatureSources * parts.parts.size());
-  const std::int64_t useful = parts.blocks() + paged_bytes / block + tables;
+  const std::int64_t useful = parts.blocks + paged_bytes / block + tables;
   room += BlockCache::memory_bytes(BlockCache::kFramesMin, block);
   shares.frames = choose_frames(block, useful, room);
   plan.frame_bytes = BlockCache::memory_bytes(shares.frames, block);

@@ -219,7 +219,7 @@ Result<void> FeatureStore::verify(const fs::path& directory, const Progress& pro
   std::vector<std::byte> buffer(static_cast<std::size_t>(
       std::max(kBufferBytes, stored_bytes_max(parts.first().layout.block_bytes))));
   std::int64_t before = 0;
-  const std::int64_t total = parts.records_file_bytes();
+  const std::int64_t total = parts.records_file_bytes;
   for (const auto& [path, header, first_row, first_group] : parts.parts) {
     PLIMSOLL_TRY_VOID(verify_side_file(path / kFeatureChecksumsFile, header.checksums, buffer));
     PLIMSOLL_TRY_VOID(verify_side_file(path / kFeatureBlocksFile, header.stored.blocks, buffer));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <numeric>
 #include <string>
 
 #include <fmt/format.h>
@@ -75,29 +76,23 @@ Result<IdSource> IdSource::npy(const std::filesystem::path& path) {
 }
 
 Result<void> IdSource::read(const Visit& visit) const {
-  if (!path_.empty()) {
-    PLIMSOLL_TRY(const File file, File::open(path_, FileMode::kRead));
-    std::array<std::int64_t, 512> piece;
-    for (std::int64_t at = 0; at < rows_;) {
-      const auto count = std::min<std::int64_t>(rows_ - at, piece.size());
-      const auto ids = std::span(piece).first(static_cast<std::size_t>(count));
-      PLIMSOLL_TRY_VOID(file.read_at(data_at_ + at * 8, std::as_writable_bytes(ids)));
-      PLIMSOLL_TRY_VOID(visit(ids));
-      at += count;
-    }
-    return {};
-  }
-  if (!dense_) {
+  if (!dense_ && path_.empty()) {
     return visit(ids_);
   }
+  File file;
+  if (!dense_) {
+    PLIMSOLL_TRY(file, File::open(path_, FileMode::kRead));
+  }
   std::array<std::int64_t, 512> piece;
-  for (std::int64_t at = 0; at < rows_;) {
-    const auto count = std::min<std::int64_t>(rows_ - at, piece.size());
-    for (std::int64_t i = 0; i < count; ++i) {
-      piece[static_cast<std::size_t>(i)] = at + i;
+  for (std::int64_t at = 0; at < rows_; at += std::ssize(piece)) {
+    const auto count = std::min<std::int64_t>(rows_ - at, std::ssize(piece));
+    const auto ids = std::span(piece).first(static_cast<std::size_t>(count));
+    if (dense_) {
+      std::iota(ids.begin(), ids.end(), at);
+    } else {
+      PLIMSOLL_TRY_VOID(file.read_at(data_at_ + at * 8, std::as_writable_bytes(ids)));
     }
-    PLIMSOLL_TRY_VOID(visit(std::span(piece).first(static_cast<std::size_t>(count))));
-    at += count;
+    PLIMSOLL_TRY_VOID(visit(ids));
   }
   return {};
 }

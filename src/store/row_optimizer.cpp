@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <tuple>
 
 #include <fmt/format.h>
 
@@ -181,70 +182,49 @@ bool finite_plain(const float* values, std::int64_t count) {
   return finite_body(values, count);
 }
 
+// By RowOptimizer: its name, and floats of state per weight and per row.
+struct Kind {
+  const char* name;
+  std::int64_t slots;
+  std::int64_t row_slots;
+};
+const Kind& kind_of(RowOptimizer kind) noexcept {
+  static constexpr std::array<Kind, 7> kKinds{{{"adamw", 2, 0},
+                                               {"adamw_fresh", 0, 0},
+                                               {"adagrad", 1, 0},
+                                               {"sgd", 0, 0},
+                                               {"sgd_momentum", 1, 0},
+                                               {"row_adagrad", 0, 1},
+                                               {"adam", 2, 0}}};
+  return kKinds[static_cast<std::size_t>(kind)];
+}
+
 }  // namespace
 
 std::int64_t optimizer_slots(RowOptimizer kind) noexcept {
-  switch (kind) {
-    case RowOptimizer::kAdamW:
-    case RowOptimizer::kAdam:
-      return 2;
-    case RowOptimizer::kAdagrad:
-    case RowOptimizer::kSgdMomentum:
-      return 1;
-    case RowOptimizer::kAdamWFresh:
-    case RowOptimizer::kSgd:
-    case RowOptimizer::kRowAdagrad:
-      return 0;
-  }
-  return 0;
+  return kind_of(kind).slots;
 }
-
 std::int64_t optimizer_row_slots(RowOptimizer kind) noexcept {
-  return kind == RowOptimizer::kRowAdagrad ? 1 : 0;
+  return kind_of(kind).row_slots;
 }
-
 const char* optimizer_name(RowOptimizer kind) noexcept {
-  switch (kind) {
-    case RowOptimizer::kAdamW:
-      return "adamw";
-    case RowOptimizer::kAdamWFresh:
-      return "adamw_fresh";
-    case RowOptimizer::kAdagrad:
-      return "adagrad";
-    case RowOptimizer::kSgd:
-      return "sgd";
-    case RowOptimizer::kSgdMomentum:
-      return "sgd_momentum";
-    case RowOptimizer::kRowAdagrad:
-      return "row_adagrad";
-    case RowOptimizer::kAdam:
-      return "adam";
-  }
-  return "unknown";
+  return kind_of(kind).name;
 }
 
 Result<void> check_optimizer(const RowOptimizerOptions& options) {
-  const auto refuse = [](const char* option, float value) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("optimizer.{} = {} makes no sense", option, value));
-  };
-  if (!(options.learning_rate >= 0.0F) || std::isinf(options.learning_rate)) {
-    return refuse("learning_rate", options.learning_rate);
-  }
-  if (!(options.beta1 >= 0.0F && options.beta1 < 1.0F)) {
-    return refuse("beta1", options.beta1);
-  }
-  if (!(options.beta2 >= 0.0F && options.beta2 < 1.0F)) {
-    return refuse("beta2", options.beta2);
-  }
-  if (!(options.epsilon >= 0.0F) || std::isinf(options.epsilon)) {
-    return refuse("epsilon", options.epsilon);
-  }
-  if (!(options.weight_decay >= 0.0F) || std::isinf(options.weight_decay)) {
-    return refuse("weight_decay", options.weight_decay);
-  }
-  if (!(options.momentum >= 0.0F && options.momentum < 1.0F)) {
-    return refuse("momentum", options.momentum);
+  const auto is_rate = [](float value) { return value >= 0.0F && !std::isinf(value); };
+  const auto is_part = [](float value) { return value >= 0.0F && value < 1.0F; };
+  for (const auto& [option, value, sound] :
+       {std::tuple{"learning_rate", options.learning_rate, is_rate(options.learning_rate)},
+        std::tuple{"beta1", options.beta1, is_part(options.beta1)},
+        std::tuple{"beta2", options.beta2, is_part(options.beta2)},
+        std::tuple{"epsilon", options.epsilon, is_rate(options.epsilon)},
+        std::tuple{"weight_decay", options.weight_decay, is_rate(options.weight_decay)},
+        std::tuple{"momentum", options.momentum, is_part(options.momentum)}}) {
+    if (!sound) {
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("optimizer.{} = {} makes no sense", option, value));
+    }
   }
   return {};
 }

@@ -9,9 +9,10 @@
 // Nobody keeps an index: the order tells the bucket. Rows that were inserted stand behind the order
 // of an epoch that has begun, and in that of one to which nothing was written yet (epoch_order.h).
 //
-// Reading order: docs/formats/embedding_timeline.md, timeline_io.h, this file, timeline.cpp
-//                (requests), timeline_move.cpp (cursor, epochs, folding), timeline_lookup.cpp (rows
-//                anywhere, scan), timeline_grow.cpp, timeline_commit.cpp, timeline_open.cpp.
+// Reading order: docs/formats/embedding_timeline.md, embedding_engine.h, timeline_io.h, this file,
+//                timeline.cpp (requests), timeline_move.cpp (cursor, epochs, folding),
+//                timeline_lookup.cpp (rows anywhere, scan), timeline_grow.cpp, timeline_commit.cpp,
+//                timeline_open.cpp.
 //
 // Threads: see embedding_store.h.   Memory: see timeline_layout.h.
 #pragma once
@@ -24,16 +25,8 @@
 #include <span>
 #include <utility>
 
-#include "memory/admission.h"
-#include "memory/slab.h"
-#include "os/file.h"
 #include "store/embedding_engine.h"
-#include "store/embedding_files.h"
-#include "store/embedding_growing_ids.h"
 #include "store/epoch_order.h"
-#include "store/id_index.h"
-#include "store/row_crew.h"
-#include "store/row_record.h"
 #include "store/timeline_io.h"
 #include "store/timeline_layout.h"
 #include "store/timeline_space.h"
@@ -52,45 +45,17 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   Timeline(const EmbeddingStoreOptions& options, const TableDescription& table,
            const TimelineLayout& layout);
 
-  Result<void> gather(std::span<const std::int64_t> ids, std::span<float> out) override;
-  Result<void> apply(std::span<const std::int64_t> ids, std::span<const float> grads,
-                     float rate_scale) override;
-  Result<void> update(std::span<const std::int64_t> ids, std::span<const float> rows) override;
-  Result<void> restore(std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
-                       std::span<const float> values) override;
   void prefetch(std::span<const std::int64_t>) noexcept override {}
   Result<void> begin_epoch(std::int64_t epoch) override;
-  Result<std::int64_t> insert(std::span<const std::int64_t> ids) override;
   Result<void> erase(std::span<const std::int64_t> ids) override;
-  Result<void> commit(std::int64_t step) override;
   Result<void> scan(const Visit& visit) override;
   Result<void> visit_rows(const Visit& visit) override;
-  Result<void> set_optimizer(const RowOptimizerOptions& options) override;
-  [[nodiscard]] const std::filesystem::path& directory() const noexcept override {
-    return directory_;
-  }
-  [[nodiscard]] bool pinned() const noexcept override { return pinned_; }
-  [[nodiscard]] Error explained(Error error) const override;
-  [[nodiscard]] const TableShape& shape() const noexcept override { return rows_; }
   [[nodiscard]] std::int64_t rows() const override { return count_; }
-  [[nodiscard]] std::int64_t last_commit() const noexcept override { return last_commit_; }
-  [[nodiscard]] const SlabPlan& plan() const noexcept override { return layout_.plan; }
   [[nodiscard]] StoreStats stats() const override;
 
  private:
   using Frame = TimelineIo::Frame;
   using Stream = TimelineSpace::Stream;
-  static constexpr std::uint32_t kNone = 0xFFFFFFFFU;
-
-  // What a request does to one of its rows, in place. May run on any member of the crew.
-  class Change {
-   public:
-    virtual ~Change() = default;
-    virtual void row(std::int64_t unique, std::byte* record, int member) const noexcept = 0;
-  };
-  class SetRows;
-  class Piece;
-  class OptimizerStep;
 
   // A row looked for out of order.
   struct Wanted {
@@ -135,37 +100,24 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
 
   // Opening (timeline_open.cpp).
   Result<void> take_memory(const Governor& governor);
-  Result<void> create_files(const IdSource& source) {
-    return create_table_files(directory_, table_, source, scratch_);
-  }
-  Result<void> open_files(const EmbeddingStoreOptions& options);
+  Result<void> open_table(const EmbeddingStoreOptions& options);
   Result<void> open_commit(std::int64_t at_step);
   Result<void> keep_other_commit(int slot);
   Result<std::span<const std::byte>> read_map(int slot);
-  [[nodiscard]] Result<void> check_still_there() const;
 
   // Requests (timeline.cpp).
-  Result<void> sound();
-  Result<void> resolve(std::span<const std::int64_t> ids) {
-    return growing_ ? find_rows(*growing_, directory_, ids, found_)
-                    : find_rows(ids_, count_, directory_, ids, found_);
-  }
-  Result<void> set_rows(std::span<const std::int64_t> ids, std::span<const std::uint32_t> sequences,
-                        std::span<const float> values, std::int64_t width);
+  Result<void> begin_request(std::span<const std::int64_t> ids, bool reads) override;
+  void poison(const Error& error) override;
+  Result<void> sound() override;
+  Result<void> gather_piece(std::span<const std::int64_t> ids, std::span<float> out) override;
+  std::int64_t find_unique(std::int64_t count) override;
+  Result<void> change(std::int64_t unique, const Change& how, bool& changed) override;
   void find_positions(std::int64_t count);
-  std::int64_t sort_unique(std::int64_t count);
-  [[nodiscard]] std::span<const std::uint64_t> keys_of(std::int64_t unique) const noexcept;
-  const float* gradient_of(std::int64_t unique, std::span<const float> grads,
-                           std::span<float> sum) const noexcept;
-  Result<void> check_gradients(std::span<const std::int64_t> ids, std::span<const float> grads,
-                               std::int64_t unique);
-  Result<void> gather_piece(std::span<const std::int64_t> ids, std::span<float> out);
   Result<Near> load_near(std::int64_t count);
   [[nodiscard]] const Frame* frame_of(const Near& near, std::uint64_t key) const noexcept;
   Result<void> gather_far(std::span<const std::int64_t> ids, std::span<float> out,
                           const Near& near);
   [[nodiscard]] Run in_order(std::int64_t unique) const noexcept;
-  Result<void> change(std::int64_t unique, const Change& how);
   Result<void> change_strays(std::int64_t begin, std::int64_t end, const Change& how,
                              bool& changed);
   void renew_frame(std::int64_t bucket, std::int64_t position, const std::byte* record);
@@ -175,7 +127,7 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   void aim(EpochKey target) noexcept;
   [[nodiscard]] const EpochKey& key_of(int side) const noexcept;
   Stream& stream(std::uint32_t place) noexcept;
-  [[nodiscard]] std::uint32_t place_of(int side, std::int64_t bucket) const noexcept;
+  [[nodiscard]] std::uint32_t stream_place(int side, std::int64_t bucket) const noexcept;
   Frame* find_frame(std::int64_t bucket) noexcept;
   Result<Frame*> ensure(std::int64_t bucket);
   Result<void> begin_load(Frame& frame, int side, std::int64_t bucket);
@@ -198,7 +150,8 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   [[nodiscard]] bool target_is_empty() noexcept;
   void drop_frames();
 
-  // Ids that come (timeline_grow.cpp).
+  // Ids that come (timeline_commit.cpp).
+  Result<void> write_new_rows(std::int64_t added, bool& changed) override;
   Result<void> read_new_ids(const TimelineState& state);
   Result<void> save_new_ids();
   Result<std::int64_t> id_of(std::int64_t ordinal) const;
@@ -224,35 +177,17 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
   Result<void> show_bucket(const Frame& frame, const Visit& visit);
 
   // Commit (timeline_commit.cpp).
-  Result<void> make_durable(std::int64_t step);
-  void poison(const Error& error);
+  Result<void> make_durable(std::int64_t step) override;
 
-  const std::filesystem::path directory_;
-  const TableDescription table_;
-  const TableShape rows_;
   const TimelineLayout layout_;
-  const TimelineShape& shape_;
+  const TimelineShape& grid_;
   const std::int64_t rows_per_chunk_;
-  const bool pinned_;
-  Admission admission_;
-  Slab slab_;
-
-  IoPool pool_;  // Of ids and of writes. A thread, where the kernel takes no batches.
-  IdIndex ids_;
-  std::optional<GrowingIds> growing_;  // Of a table with rows_max.
-  std::int64_t count_{0};              // Rows that there are.
-  std::int64_t new_ids_saved_{0};      // Of the inserted ids, those in rows.new,
-  std::uint32_t new_ids_crc_{0};       // and their checksum.
+  std::int64_t count_;             // Rows that there are.
+  std::int64_t new_ids_saved_{0};  // Of the inserted ids, those in rows.new,
+  std::uint32_t new_ids_crc_{0};   // and their checksum.
   File new_ids_file_;
-  File rows_file_;
-  std::array<File, kMaps> map_files_;
-  SuperFile super_;
   TimelineSpace space_;
   std::int64_t reserved_{0};  // Segments at the front of rows_file_ that have a place on disk.
-  std::unique_ptr<RowCrew> crew_;
-  RecordStep optimizer_;
-  int slot_{-1};  // Superblock slot of the commit this state grew from; −1: none.
-  std::int64_t last_commit_{-1};
   std::optional<Error> poison_;
 
   std::uint64_t order_seed_;  // Of epochs that begin from now on.
@@ -267,13 +202,6 @@ class EmbeddingStore::Timeline final : public EmbeddingStore::Engine {
 
   std::span<std::uint32_t> open_;  // By place: the chunk being filled, or kNone.
   // Scratch of one request, in the slab.
-  FoundRows found_;                              // Of the last request.
-  std::span<std::uint64_t> keys_;                // position << 32 | place in the request.
-  std::span<std::uint32_t> unique_;              // Where the keys of each unique row begin.
-  std::span<const std::int64_t> request_ids_{};  // Borrowed from the caller for one request.
-  std::span<float> sums_;
-  std::span<float> wide_;  // A row for each member of the crew, where it is not stored as float32.
-  std::span<AdamCorrection> corrections_;
   std::span<std::byte> staging_;
   std::span<Wanted> wanted_;
   std::span<std::byte> scratch_;  // One extent.

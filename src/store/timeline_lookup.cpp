@@ -30,12 +30,12 @@ std::int64_t ordinal_of(const std::byte* record) {
 }  // namespace
 
 std::byte* EmbeddingStore::Timeline::staged(const Wanted& wanted) noexcept {
-  return staging_.data() + wanted.slot * shape_.record_bytes;
+  return staging_.data() + wanted.slot * grid_.record_bytes;
 }
 
 bool EmbeddingStore::Timeline::copy_from_frame(const Wanted& wanted) {
   Frame* const frame =
-      wanted.position >= cursor_ ? find_frame(shape_.bucket_of(wanted.position)) : nullptr;
+      wanted.position >= cursor_ ? find_frame(grid_.bucket_of(wanted.position)) : nullptr;
   if (frame == nullptr || !io_->ready(*frame)) {
     return false;
   }
@@ -43,7 +43,7 @@ bool EmbeddingStore::Timeline::copy_from_frame(const Wanted& wanted) {
       frame->index[static_cast<std::size_t>(wanted.position - frame->first)];
   if (entry != 0) {
     std::memcpy(staged(wanted), frame->bytes.data() + (std::int64_t{entry} - 1) * 8,
-                static_cast<std::size_t>(shape_.record_bytes));
+                static_cast<std::size_t>(grid_.record_bytes));
   }
   return true;
 }
@@ -55,8 +55,8 @@ Result<void> EmbeddingStore::Timeline::lookup(std::span<Wanted> wanted) {
     row.slot = slot++;
     const bool moved = row.position < cursor_;
     const std::int64_t bucket =
-        shape_.bucket_of(moved ? target_.position_of(row.ordinal) : row.position);
-    row.place = place_of(moved ? 1 - source_side_ : source_side_, bucket);
+        grid_.bucket_of(moved ? target_.position_of(row.ordinal) : row.position);
+    row.place = stream_place(moved ? 1 - source_side_ : source_side_, bucket);
   }
   std::sort(wanted.begin(), wanted.end(), [](const Wanted& a, const Wanted& b) {
     return a.place != b.place ? a.place < b.place : a.ordinal < b.ordinal;
@@ -78,12 +78,12 @@ Result<void> EmbeddingStore::Timeline::lookup(std::span<Wanted> wanted) {
     }
     for (Wanted& row : group) {
       if (in_frame) {
-        Frame* const frame = find_frame(shape_.bucket_of(row.position));
+        Frame* const frame = find_frame(grid_.bucket_of(row.position));
         static_cast<void>(copy_from_frame(row));
         row.found = frame->index[static_cast<std::size_t>(row.position - frame->first)] != 0;
       }
       if (row.found == 0) {
-        init_record(rows_, table_.init, row.ordinal, row.id, staged(row));
+        init_record(shape_, table_.init, row.ordinal, row.id, staged(row));
       }
     }
   }
@@ -97,16 +97,16 @@ template <class Rows>
 Result<void> EmbeddingStore::Timeline::each_extent(std::uint32_t place, Rows&& rows) {
   const Stream& s = stream(place);
   const std::uint64_t owner =
-      extent_owner(shape_, table_.fingerprint(), key_of(static_cast<int>(place / shape_.buckets)),
-                   place % shape_.buckets);
+      extent_owner(grid_, table_.fingerprint(), key_of(static_cast<int>(place / grid_.buckets)),
+                   place % grid_.buckets);
   std::uint64_t marks = 0;
   for (auto walk = space_.begin(s); walk.extent.index < s.extents; space_.next(walk)) {
     const std::uint32_t count = space_.rows(walk);
     const auto bytes =
-        scratch_.first(static_cast<std::size_t>(extent_bytes(shape_.record_bytes, count)));
+        scratch_.first(static_cast<std::size_t>(extent_bytes(grid_.record_bytes, count)));
     PLIMSOLL_TRY_VOID(io_->read(walk.extent, bytes));
     std::uint64_t mark = 0;
-    if (!extent_is_sound(shape_.record_bytes, owner, walk.extent.index, count, bytes, mark)) {
+    if (!extent_is_sound(grid_.record_bytes, owner, walk.extent.index, count, bytes, mark)) {
       return tl::unexpected(io_->damaged(walk.extent));
     }
     marks += mark;
@@ -127,13 +127,13 @@ Result<void> EmbeddingStore::Timeline::look_through(std::span<Wanted> group) {
 
 void EmbeddingStore::Timeline::look_in_rows(std::span<Wanted> group, const std::byte* rows,
                                             std::uint32_t count) noexcept {
-  for (std::uint32_t i = 0; i < count; ++i, rows += shape_.record_bytes) {
+  for (std::uint32_t i = 0; i < count; ++i, rows += grid_.record_bytes) {
     const std::int64_t ordinal = ordinal_of(rows);
     const auto found = std::lower_bound(
         group.begin(), group.end(), ordinal,
         [](const Wanted& row, std::int64_t value) { return std::int64_t{row.ordinal} < value; });
     for (auto at = found; at != group.end() && std::int64_t{at->ordinal} == ordinal; ++at) {
-      std::memcpy(staged(*at), rows, static_cast<std::size_t>(shape_.record_bytes));
+      std::memcpy(staged(*at), rows, static_cast<std::size_t>(grid_.record_bytes));
       at->found = 1;
     }
   }
@@ -147,7 +147,7 @@ void EmbeddingStore::Timeline::look_in_chunk(std::span<Wanted> group) noexcept {
 }
 
 Result<void> EmbeddingStore::Timeline::probe(std::span<Wanted> group) {
-  const int side = static_cast<int>(group[0].place / shape_.buckets);
+  const int side = static_cast<int>(group[0].place / grid_.buckets);
   for (Wanted& row : group) {
     PLIMSOLL_TRY_VOID(probe_one(row, side == source_side_ ? parent_ : source_));
   }
@@ -161,7 +161,7 @@ std::pair<TimelineSpace::Walk, std::int64_t> EmbeddingStore::Timeline::find_row(
   while (walk.rows_seen + space_.rows(walk) <= row) {
     space_.next(walk);
   }
-  return {walk, kExtentHeaderBytes + (row - walk.rows_seen) * shape_.record_bytes};
+  return {walk, kExtentHeaderBytes + (row - walk.rows_seen) * grid_.record_bytes};
 }
 
 // Searches a stream whose rows stand in the order `order`. Each probe reads the blocks of one row
@@ -169,7 +169,7 @@ std::pair<TimelineSpace::Walk, std::int64_t> EmbeddingStore::Timeline::find_row(
 Result<void> EmbeddingStore::Timeline::probe_one(Wanted& wanted, const EpochOrder& order) {
   const Stream& s = stream(wanted.place);
   const std::int64_t key = order.position_of(wanted.ordinal);
-  const auto record = static_cast<std::size_t>(shape_.record_bytes);
+  const auto record = static_cast<std::size_t>(grid_.record_bytes);
   std::int64_t low = 0;  // The row, if there, is in [low, high).
   std::int64_t high = s.rows;
   double low_key = 0;  // Keys that enclose those of [low, high).
@@ -183,20 +183,20 @@ Result<void> EmbeddingStore::Timeline::probe_one(Wanted& wanted, const EpochOrde
     }
     const auto [walk, at] = find_row(s, guess);
     const std::int64_t from = at / kBlockUnit * kBlockUnit;
-    const std::int64_t bytes = round_to_block(at + shape_.record_bytes) - from;
+    const std::int64_t bytes = round_to_block(at + grid_.record_bytes) - from;
     TimelineSpace::Extent extent = walk.extent;
     space_.skip(extent, from);
     const auto block = scratch_.first(static_cast<std::size_t>(bytes));
     PLIMSOLL_TRY_VOID(io_->read(extent, block));
     // Whole rows of this extent within the block.
     const std::int64_t first =
-        (std::max(from - kExtentHeaderBytes, std::int64_t{0}) + shape_.record_bytes - 1) /
-        shape_.record_bytes;
+        (std::max(from - kExtentHeaderBytes, std::int64_t{0}) + grid_.record_bytes - 1) /
+        grid_.record_bytes;
     const std::int64_t last = std::min<std::int64_t>(
-        (from + bytes - kExtentHeaderBytes) / shape_.record_bytes, space_.rows(walk));
+        (from + bytes - kExtentHeaderBytes) / grid_.record_bytes, space_.rows(walk));
     for (std::int64_t row = first; row < last; ++row) {
       const std::byte* const data =
-          block.data() + kExtentHeaderBytes + row * shape_.record_bytes - from;
+          block.data() + kExtentHeaderBytes + row * grid_.record_bytes - from;
       const std::int64_t ordinal = ordinal_of(data);
       if (!row_is_sound({data, record}) || ordinal < 0 || ordinal >= count_) {
         return tl::unexpected(io_->damaged(walk.extent));
@@ -227,7 +227,7 @@ Result<void> EmbeddingStore::Timeline::scan(const Visit& visit) {
   PLIMSOLL_TRY_VOID(io_->drain());
   drop_frames();
   const std::int64_t at_once =
-      std::min(static_cast<std::int64_t>(io_->frame_memory().size()) / shape_.record_bytes,
+      std::min(static_cast<std::int64_t>(io_->frame_memory().size()) / grid_.record_bytes,
                static_cast<std::int64_t>(io_->index_memory().size()));
   for (std::int64_t first = 0; first < count_; first += at_once) {
     const std::int64_t count = std::min(at_once, count_ - first);
@@ -243,7 +243,7 @@ Result<void> EmbeddingStore::Timeline::scan(const Visit& visit) {
 Result<void> EmbeddingStore::Timeline::scan_pass(std::int64_t first, std::int64_t count) {
   std::fill_n(io_->index_memory().begin(), count, 0U);
   for (std::uint32_t place = 0; place < open_.size(); ++place) {
-    const int side = static_cast<int>(place / shape_.buckets);
+    const int side = static_cast<int>(place / grid_.buckets);
     PLIMSOLL_TRY_VOID(each_extent(place, [&](const std::byte* rows, std::uint32_t found) {
       scan_rows(side, rows, found, first, count);
     }));
@@ -257,67 +257,27 @@ Result<void> EmbeddingStore::Timeline::scan_pass(std::int64_t first, std::int64_
 
 void EmbeddingStore::Timeline::scan_rows(int side, const std::byte* rows, std::uint32_t count,
                                          std::int64_t first, std::int64_t wanted) noexcept {
-  const auto record = static_cast<std::size_t>(shape_.record_bytes);
+  const auto record = static_cast<std::size_t>(grid_.record_bytes);
   for (std::uint32_t i = 0; i < count; ++i, rows += record) {
     const std::int64_t at = ordinal_of(rows) - first;
     if (at < 0 || at >= wanted ||
         (side == source_side_ && source_.position_of(at + first) < cursor_)) {
       continue;  // Of another pass, or left behind by the cursor.
     }
-    std::memcpy(io_->frame_memory().data() + at * shape_.record_bytes, rows, record);
+    std::memcpy(io_->frame_memory().data() + at * grid_.record_bytes, rows, record);
     io_->index_memory()[static_cast<std::size_t>(at)] = 1;
   }
 }
 
-// ---- Rows on their way to the caller -----------------------------------------------------------
-
-// Collects rows in `memory` and hands them out, a piece at a time.
-class EmbeddingStore::Timeline::Piece {
- public:
-  Piece(std::span<std::byte> memory, const TableShape& shape, const Visit& visit)
-      : shape_(shape),
-        most_(std::max<std::int64_t>(
-            1, (static_cast<std::int64_t>(memory.size()) - 64) / (12 + shape.floats() * 4))),
-        floats_(static_cast<std::size_t>(shape.floats())),
-        ids_(reinterpret_cast<std::int64_t*>(memory.data())),
-        sequences_(reinterpret_cast<std::uint32_t*>(ids_ + most_)),
-        values_(reinterpret_cast<float*>(sequences_ + most_)),
-        visit_(visit) {}
-
-  Result<void> add(std::int64_t id, const std::byte* record) {
-    RowHeader header;
-    std::memcpy(&header, record, sizeof header);
-    ids_[count_] = id;
-    sequences_[count_] = header.sequence;
-    read_values(shape_, record, values_ + count_ * floats_);
-    return ++count_ == static_cast<std::size_t>(most_) ? flush() : Result<void>{};
-  }
-  Result<void> flush() {
-    const std::size_t count = std::exchange(count_, 0);
-    return count == 0 ? Result<void>{}
-                      : visit_({ids_, count}, {sequences_, count}, {values_, count * floats_});
-  }
-
- private:
-  const TableShape& shape_;
-  std::int64_t most_;
-  std::size_t floats_;
-  std::int64_t* ids_;
-  std::uint32_t* sequences_;
-  float* values_;
-  std::size_t count_{0};
-  const Visit& visit_;
-};
-
 // Hands out what scan_pass() collected.
 Result<void> EmbeddingStore::Timeline::show_rows(std::int64_t first, std::int64_t count,
                                                  const Visit& visit) {
-  Piece piece(scratch_, rows_, visit);
+  Shown piece(scratch_, shape_, visit);
   for (std::int64_t i = 0; i < count; ++i) {
     PLIMSOLL_TRY(const std::int64_t id, id_of(first + i));
-    std::byte* const record = io_->frame_memory().data() + i * shape_.record_bytes;
+    std::byte* const record = io_->frame_memory().data() + i * grid_.record_bytes;
     if (io_->index_memory()[static_cast<std::size_t>(i)] == 0) {
-      init_record(rows_, table_.init, first + i, id, record);
+      init_record(shape_, table_.init, first + i, id, record);
     }
     PLIMSOLL_TRY_VOID(piece.add(id, record));
   }
@@ -336,13 +296,13 @@ Result<void> EmbeddingStore::Timeline::visit_rows(const Visit& visit) {
       PLIMSOLL_TRY_VOID(flush(open));
     }
   }
-  const std::int64_t begin = shape_.bucket_of(cursor_);  // Those before it are empty.
-  const std::int64_t end = cursor_ == 0 ? shape_.buckets : 2 * shape_.buckets;
+  const std::int64_t begin = grid_.bucket_of(cursor_);  // Those before it are empty.
+  const std::int64_t end = cursor_ == 0 ? grid_.buckets : 2 * grid_.buckets;
   const auto load = [&](std::int64_t i) -> Result<void> {
-    const bool moved = i >= shape_.buckets;
+    const bool moved = i >= grid_.buckets;
     return i < end
                ? begin_load(io_->frame(static_cast<int>(i % 2)),
-                            moved ? 1 - source_side_ : source_side_, moved ? i - shape_.buckets : i)
+                            moved ? 1 - source_side_ : source_side_, moved ? i - grid_.buckets : i)
                : Result<void>{};
   };
   drop_frames();
@@ -360,7 +320,7 @@ Result<void> EmbeddingStore::Timeline::visit_rows(const Visit& visit) {
 
 Result<void> EmbeddingStore::Timeline::show_bucket(const Frame& frame, const Visit& visit) {
   const bool moved = frame.side != source_side_;
-  Piece piece(scratch_, rows_, visit);
+  Shown piece(scratch_, shape_, visit);
   for (std::int64_t i = 0; i < frame.rows && frame.first + i < count_; ++i) {
     const std::int64_t ordinal = frame.order->at(frame.first + i);
     const std::int64_t position = moved ? source_.position_of(ordinal) : frame.first + i;
@@ -370,7 +330,7 @@ Result<void> EmbeddingStore::Timeline::show_bucket(const Frame& frame, const Vis
     PLIMSOLL_TRY(const std::int64_t id, id_of(ordinal));
     const std::uint32_t entry = frame.index[static_cast<std::size_t>(i)];
     if (entry == 0) {
-      init_record(rows_, table_.init, ordinal, id, staging_.data());
+      init_record(shape_, table_.init, ordinal, id, staging_.data());
     }
     PLIMSOLL_TRY_VOID(piece.add(
         id, entry == 0 ? staging_.data() : frame.bytes.data() + (std::int64_t{entry} - 1) * 8));

@@ -35,12 +35,12 @@ const EpochKey& EmbeddingStore::Timeline::key_of(int side) const noexcept {
   return side == source_side_ ? source_key_ : target_key_;
 }
 
-std::uint32_t EmbeddingStore::Timeline::place_of(int side, std::int64_t bucket) const noexcept {
-  return static_cast<std::uint32_t>(side * shape_.buckets + bucket);
+std::uint32_t EmbeddingStore::Timeline::stream_place(int side, std::int64_t bucket) const noexcept {
+  return static_cast<std::uint32_t>(side * grid_.buckets + bucket);
 }
 
 EmbeddingStore::Timeline::Stream& EmbeddingStore::Timeline::stream(std::uint32_t place) noexcept {
-  return space_.stream(static_cast<int>(place / shape_.buckets), place % shape_.buckets);
+  return space_.stream(static_cast<int>(place / grid_.buckets), place % grid_.buckets);
 }
 
 // ---- Frames -----------------------------------------------------------------------------------
@@ -58,15 +58,15 @@ EmbeddingStore::Timeline::Frame* EmbeddingStore::Timeline::find_frame(
 
 Result<void> EmbeddingStore::Timeline::begin_load(Frame& frame, int side, std::int64_t bucket) {
   io_->drop(frame);
-  const std::uint32_t place = place_of(side, bucket);
+  const std::uint32_t place = stream_place(side, bucket);
   if (open_[place] != kNone) {
     PLIMSOLL_TRY_VOID(flush(open_[place]));
   }
   frame.bucket = bucket;
   frame.side = side;
-  frame.owner = extent_owner(shape_, table_.fingerprint(), key_of(side), bucket);
-  frame.first = bucket * shape_.bucket_rows;
-  frame.rows = shape_.rows_in_bucket(bucket);
+  frame.owner = extent_owner(grid_, table_.fingerprint(), key_of(side), bucket);
+  frame.first = bucket * grid_.bucket_rows;
+  frame.rows = grid_.rows_in_bucket(bucket);
   frame.stream = &stream(place);
   frame.order = side == source_side_ ? &source_ : &target_;
   io_->start(frame);
@@ -77,7 +77,7 @@ Result<void> EmbeddingStore::Timeline::begin_load(Frame& frame, int side, std::i
 Result<EmbeddingStore::Timeline::Frame*> EmbeddingStore::Timeline::ensure(std::int64_t bucket) {
   Frame* frame = find_frame(bucket);
   if (frame == nullptr) {
-    const std::int64_t under_cursor = shape_.bucket_of(cursor_);
+    const std::int64_t under_cursor = grid_.bucket_of(cursor_);
     frame = &io_->frame(0);
     if (frame->bucket >= 0 && frame->side == source_side_ &&
         (frame->bucket == under_cursor || io_->frame(1).bucket < 0)) {
@@ -91,8 +91,8 @@ Result<EmbeddingStore::Timeline::Frame*> EmbeddingStore::Timeline::ensure(std::i
 
 // Starts to read the bucket after the one under the cursor.
 Result<void> EmbeddingStore::Timeline::load_next() {
-  const std::int64_t bucket = shape_.bucket_of(cursor_);
-  if (bucket + 1 >= shape_.buckets || find_frame(bucket + 1) != nullptr) {
+  const std::int64_t bucket = grid_.bucket_of(cursor_);
+  if (bucket + 1 >= grid_.buckets || find_frame(bucket + 1) != nullptr) {
     return {};
   }
   Frame* const here = find_frame(bucket);
@@ -113,9 +113,9 @@ Result<void> EmbeddingStore::Timeline::flush(std::uint32_t& open) {
   const std::uint32_t index = open;
   TimelineIo::Chunk& chunk = io_->chunk(index);
   chunk.stream = &stream(chunk.place);
-  chunk.owner = extent_owner(shape_, table_.fingerprint(),
-                             key_of(static_cast<int>(chunk.place / shape_.buckets)),
-                             chunk.place % shape_.buckets);
+  chunk.owner = extent_owner(grid_, table_.fingerprint(),
+                             key_of(static_cast<int>(chunk.place / grid_.buckets)),
+                             chunk.place % grid_.buckets);
   PLIMSOLL_TRY(chunk.extent, space_.append(*chunk.stream, chunk.rows));
   open_rows_ += -std::int64_t{chunk.rows};
   open = kNone;
@@ -123,7 +123,7 @@ Result<void> EmbeddingStore::Timeline::flush(std::uint32_t& open) {
   if (end > reserved_) {
     const std::int64_t to = std::min(end + std::max<std::int64_t>(layout_.sizes.segments / 64, 8),
                                      layout_.sizes.segments);
-    rows_file_.reserve(reserved_ * shape_.segment_bytes, to * shape_.segment_bytes);
+    rows_file_.reserve(reserved_ * grid_.segment_bytes, to * grid_.segment_bytes);
     reserved_ = to;
   }
   io_->submit(index);
@@ -149,7 +149,7 @@ std::byte* EmbeddingStore::Timeline::reserve(std::uint32_t place) {
     io_->chunk(open).place = place;
   }
   TimelineIo::Chunk& chunk = io_->chunk(open);
-  std::byte* const at = chunk.bytes + kExtentHeaderBytes + chunk.rows * shape_.record_bytes;
+  std::byte* const at = chunk.bytes + kExtentHeaderBytes + chunk.rows * grid_.record_bytes;
   open_rows_ += 1;
   if (++chunk.rows == rows_per_chunk_) {
     full_[static_cast<std::size_t>(fulls_++)] = open;
@@ -191,7 +191,7 @@ Result<void> EmbeddingStore::Timeline::append(std::uint32_t place, const std::by
     PLIMSOLL_TRY_VOID(make_room());
     to = reserve(place);
   }
-  std::memcpy(to, record, static_cast<std::size_t>(shape_.record_bytes));
+  std::memcpy(to, record, static_cast<std::size_t>(grid_.record_bytes));
   return submit_full();
 }
 
@@ -202,10 +202,10 @@ Result<void> EmbeddingStore::Timeline::append(std::uint32_t place, const std::by
 Result<void> EmbeddingStore::Timeline::advance(std::int64_t end, const Run& run, const Change* how,
                                                bool& changed) {
   while (cursor_ < end) {
-    const std::int64_t bucket = shape_.bucket_of(cursor_);
-    const std::int64_t bucket_end = std::min((bucket + 1) * shape_.bucket_rows, count_);
+    const std::int64_t bucket = grid_.bucket_of(cursor_);
+    const std::int64_t bucket_end = std::min((bucket + 1) * grid_.bucket_rows, count_);
     const std::int64_t stop = std::min(end, bucket_end);
-    const std::uint32_t place = place_of(source_side_, bucket);
+    const std::uint32_t place = stream_place(source_side_, bucket);
     if (stream(place).extents == 0 && open_[place] == kNone && stop <= run.begin) {
       changed = true;
       cursor_ = stop;
@@ -245,18 +245,18 @@ Result<void> EmbeddingStore::Timeline::advance(std::int64_t end, const Run& run,
 Result<std::int64_t> EmbeddingStore::Timeline::move_block(Frame& frame, std::int64_t count,
                                                           const Run& run, const Change* how) {
   const std::int64_t first = cursor_ - frame.first;
-  crew_->run(count, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
+  crew_.run(count, kGrain, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::uint32_t entry = frame.index[static_cast<std::size_t>(first + i)];
       std::int64_t ordinal = -1;
       if (cursor_ + i >= run.begin) {
         const auto u = static_cast<std::size_t>(run.first + cursor_ + i - run.begin);
-        ordinal = found_.ordinals[static_cast<std::uint32_t>(keys_[unique_[u]])];
+        ordinal = found_.ordinals[place_of(keys_[u])];
       } else if (entry != 0) {
         std::memcpy(&ordinal, frame.bytes.data() + (std::int64_t{entry} - 1) * 8, sizeof ordinal);
       }
       block_target_[static_cast<std::size_t>(i)] =
-          ordinal < 0 ? -1 : shape_.bucket_of(target_.position_of(ordinal));
+          ordinal < 0 ? -1 : grid_.bucket_of(target_.position_of(ordinal));
     }
   });
   const int target_side = 1 - source_side_;
@@ -267,14 +267,14 @@ Result<std::int64_t> EmbeddingStore::Timeline::move_block(Frame& frame, std::int
       block_to_[i] = nullptr;
       continue;
     }
-    const std::uint32_t place = place_of(target_side, block_target_[i]);
+    const std::uint32_t place = stream_place(target_side, block_target_[i]);
     block_to_[i] = reserve(place);
     if (block_to_[i] == nullptr) {
       break;
     }
     ++stream(place).live;
   }
-  crew_->run(reserved, kGrain, [&](std::int64_t begin, std::int64_t end, int member) {
+  crew_.run(reserved, kGrain, [&](std::int64_t begin, std::int64_t end, int member) {
     fill_block(frame, begin, end, run, how, member);
   });
   Stream& left = *frame.stream;
@@ -291,7 +291,7 @@ void EmbeddingStore::Timeline::fill_block(const Frame& frame, std::int64_t begin
   for (std::int64_t i = begin; i < end; ++i) {
     if (i + kRecordsAhead < end && index[i + kRecordsAhead] != 0) {
       fetch_ahead(frame.bytes.data() + (std::int64_t{index[i + kRecordsAhead]} - 1) * 8,
-                  shape_.record_bytes);
+                  grid_.record_bytes);
     }
     std::byte* const to = block_to_[static_cast<std::size_t>(i)];
     if (to == nullptr) {
@@ -300,14 +300,13 @@ void EmbeddingStore::Timeline::fill_block(const Frame& frame, std::int64_t begin
     const std::int64_t in_run = cursor_ + i - run.begin;
     if (index[i] != 0) {
       std::memcpy(to, frame.bytes.data() + (std::int64_t{index[i]} - 1) * 8,
-                  static_cast<std::size_t>(shape_.record_bytes));
+                  static_cast<std::size_t>(grid_.record_bytes));
     } else {
-      const auto place =
-          static_cast<std::uint32_t>(keys_[unique_[static_cast<std::size_t>(run.first + in_run)]]);
-      init_record(rows_, table_.init, found_.ordinals[place], request_ids_[place], to);
+      const auto place = place_of(keys_[static_cast<std::size_t>(run.first + in_run)]);
+      init_record(shape_, table_.init, found_.ordinals[place], request_ids_[place], to);
     }
     if (in_run >= 0) {
-      how->row(run.first + in_run, to, member);
+      how->row(keys_[static_cast<std::size_t>(run.first + in_run)], to, member);
     }
   }
 }
@@ -315,8 +314,8 @@ void EmbeddingStore::Timeline::fill_block(const Frame& frame, std::int64_t begin
 // ---- Epochs -----------------------------------------------------------------------------------
 
 bool EmbeddingStore::Timeline::target_is_empty() noexcept {
-  for (std::int64_t bucket = 0; bucket < shape_.buckets; ++bucket) {
-    const std::uint32_t place = place_of(1 - source_side_, bucket);
+  for (std::int64_t bucket = 0; bucket < grid_.buckets; ++bucket) {
+    const std::uint32_t place = stream_place(1 - source_side_, bucket);
     if (stream(place).extents > 0 || open_[place] != kNone) {
       return false;
     }
@@ -327,7 +326,7 @@ bool EmbeddingStore::Timeline::target_is_empty() noexcept {
 // Carries every row that was not visited into the target, which then is the source.
 Result<void> EmbeddingStore::Timeline::end_epoch() {
   bool changed = false;
-  auto done = advance(count_, {.first = 0, .count = 0, .begin = rows_.rows}, nullptr, changed);
+  auto done = advance(count_, {.first = 0, .count = 0, .begin = shape_.rows}, nullptr, changed);
   if (!done) {
     poison(done.error());
     return done;
@@ -372,7 +371,7 @@ Result<void> EmbeddingStore::Timeline::keep_room() {
       const std::int64_t extents = s.live / rows_per_chunk_ + 1;
       const std::int64_t waste =
           nodes ? (s.extents - extents) / 15
-                : (s.bytes - s.live * shape_.record_bytes - extents * 8192) / shape_.segment_bytes;
+                : (s.bytes - s.live * grid_.record_bytes - extents * 8192) / grid_.segment_bytes;
       if (waste > most) {
         most = waste;
         worst = place;
@@ -387,12 +386,12 @@ Result<void> EmbeddingStore::Timeline::keep_room() {
 }
 
 Result<void> EmbeddingStore::Timeline::fold(std::uint32_t place) {
-  const int side = static_cast<int>(place / shape_.buckets);
-  const std::int64_t bucket = place % shape_.buckets;
+  const int side = static_cast<int>(place / grid_.buckets);
+  const std::int64_t bucket = place % grid_.buckets;
   Frame* frame = side == source_side_ ? find_frame(bucket) : nullptr;
   if (frame == nullptr) {
     frame =
-        find_frame(shape_.bucket_of(cursor_)) == &io_->frame(1) ? &io_->frame(0) : &io_->frame(1);
+        find_frame(grid_.bucket_of(cursor_)) == &io_->frame(1) ? &io_->frame(0) : &io_->frame(1);
     PLIMSOLL_TRY_VOID(begin_load(*frame, side, bucket));
   }
   PLIMSOLL_TRY_VOID(io_->wait(*frame));

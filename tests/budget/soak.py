@@ -71,7 +71,8 @@ class Soak:
         self.minutes, self.ahead = minutes, ahead
         self.kinds: dict[int, str] = {}
         self.seen: collections.Counter = collections.Counter()
-        self.runners: list[list[int]] = []  # Resident bytes of each, over its life.
+        self.runners: list[list[int]] = []  # Resident bytes of each, from its first job on.
+        self.told = 0  # Bytes of the log, of runners before this one.
         self.watcher: list[tuple[float, int]] = []
         self.cgroups_before = self.cgroups()
         self.train = folder / "train.py"
@@ -116,6 +117,8 @@ class Soak:
     def start_runner(self) -> subprocess.Popen:
         self.runners.append([])
         self.seen["runners"] += 1
+        log = self.folder / "runner.log"
+        self.told = log.stat().st_size if log.exists() else 0  # By the runners before it.
         return subprocess.Popen([self.program, "queue", "run", self.queue, "--wait", "--grace", "10s"],
                                 stdout=subprocess.DEVNULL, stderr=open(self.folder / "runner.log", "ab"),
                                 cwd=self.folder)
@@ -164,7 +167,14 @@ class Soak:
         self.watcher.append((time.monotonic(), resident(watcher.pid)))
         if runner.poll() is not None:
             raise SystemExit(f"soak: the runner has ended: {(self.folder / 'runner.log').read_text()[-800:]}")
-        self.runners[-1].append(resident(runner.pid))
+        if self.runners[-1] or self.has_jobs():  # Before that it was the built program, with torch, and Python that loads.
+            self.runners[-1].append(resident(runner.pid))
+
+    def has_jobs(self) -> bool:
+        """Whether the runner has begun with a job."""
+        with open(self.folder / "runner.log", encoding="utf-8") as log:
+            log.seek(self.told)
+            return " runs: " in log.read()
 
     def work(self) -> None:
         """Until the time is over: jobs are added, runs disturbed, the runner killed and started again."""
@@ -231,7 +241,7 @@ class Soak:
         settled = [bytes_ for at, bytes_ in self.watcher if at > self.watcher[0][0] + SETTLED_S] or [0]
         wrong += flat("the watcher", settled)
         for number, life in enumerate(self.runners):
-            wrong += flat(f"runner {number}", life[4:])  # Its first second is loading.
+            wrong += flat(f"runner {number}", life[4:])  # Its first jobs load more of Python.
         size = sum(path.stat().st_size for path in self.queue.rglob("*") if path.is_file())
         if size > QUEUE_BYTES:
             wrong.append(f"the queue's folder has {size} bytes")

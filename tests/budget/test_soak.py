@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.budget.soak import MIB, flat
+from tests.budget.soak import MIB, Soak, flat
 from tests.support.cgroup import MemoryCgroup
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -31,3 +31,20 @@ def test_growth_is_seen():
     assert flat("it", [5 * MIB] * 20) == []
     assert flat("it", [5 * MIB, 9 * MIB] * 10) == []  # It comes and goes.
     assert flat("it", [5 * MIB + k * MIB // 10 for k in range(40)]) == ["it grew from 7065 to 9113 KiB"]
+
+
+def test_a_runner_is_measured_from_its_first_job_on(program, tmp_path):
+    """Not while it is the built program still, which has torch and some hundred MiB."""
+    soak = Soak(str(program), tmp_path, seed=1, minutes=0, ahead=0)
+    for number in range(2):  # The log has words of the runner before.
+        soak.call("queue", "add", soak.queue, "--memory-limit", "1GiB", "--", "true")
+        runner = soak.start_runner()
+        try:
+            while not soak.runners[-1]:
+                soak.look(runner, runner)
+            words = pathlib.Path(f"/proc/{runner.pid}/cmdline").read_bytes().split(b"\0")
+            assert b"plimsoll" in words and b"torch" not in pathlib.Path(f"/proc/{runner.pid}/maps").read_bytes()  # As python -m plimsoll.
+        finally:
+            runner.kill()
+            runner.wait()
+    assert all(0 < one < 60 * MIB for life in soak.runners for one in life)

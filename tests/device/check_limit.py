@@ -132,6 +132,19 @@ class Training:
         return [one.detach().cpu().clone() for one in self.model.state_dict().values()]
 
 
+def test_the_margin_of_a_step_is_a_sixteenth_and_at_least_a_segment():
+    with governor("900MiB") as held:
+        line = held.devices["sim"]
+        small = torch.empty(MIB, dtype=torch.uint8, device="sim")
+        assert [line.margin_bytes(one * MIB) for one in (0, 32, 64)] == [2 * MIB, 2 * MIB, 4 * MIB]
+        assert line.peak_bytes() == 4 * MIB
+        large = torch.empty(2 * MIB, dtype=torch.uint8, device="sim")
+        assert [line.margin_bytes(one * MIB) for one in (22, 320, 640)] == [20 * MIB, 20 * MIB, 40 * MIB]
+        del small, large
+        line.begin_peak()
+        assert line.peak_bytes() == 2 * MIB  # Of what is there no more nothing is told.
+
+
 @pytest.mark.parametrize("rows", [64, 2048, 8192])
 def test_what_is_refused_before_the_first_step_fits_the_limit_that_is_named(rows):
     limit, refusals, bits = CONTEXT + 4 * MIB, [], None

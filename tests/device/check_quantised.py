@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights in fewer bits on the simulated device, which bitsandbytes has no kernels for: the bits of the processor's kernels."""
 import gc
+import sys
 
 import pytest
 import torch
 
-pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (tools/setup.sh does it)")
+from tests.support import quantised
+
+quantised.needed()
+sys.path.append(str(quantised.FOLDER))
 
 import plimsoll
 

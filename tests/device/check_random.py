@@ -97,6 +97,12 @@ def test_random_models_are_refused_before_the_first_step_or_keep_the_limit():
     assert sum(outcomes.values()) == RUNS and min(outcomes["made"], outcomes["refused"]) > RUNS / 10
 
 
+def test_a_step_that_fits_only_as_its_blocks_lay_once_is_refused_before_the_first():
+    """Its limit has room for two segments, which its second update filled otherwise than the rehearsal: 1 of 1,000 models."""
+    device.configure(capacity=1 << 30, context=CONTEXT, fraction=1.0)
+    assert outcome(1_130_000_500) == "refused"
+
+
 def test_a_step_that_passes_the_limit_is_found(monkeypatch):
     """Were the limit not imposed, the test above would see it."""
     device.configure(capacity=1 << 30, context=CONTEXT, fraction=1.0)

@@ -19,7 +19,7 @@ SIM = opened("sim")
 import plimsoll
 from bench.device_check.requests import ByRules
 from plimsoll.core._random_states import RandomStates
-from plimsoll.memory import _device_memory
+from plimsoll.memory._device_memory import DeviceMemory
 from tests import device
 
 
@@ -78,9 +78,10 @@ def test_steps_that_are_never_refused(monkeypatch):
     assert missed("refusals")[0] == ["steps refused in their middle"]
 
 
-@pytest.mark.parametrize("left_over", [-0.25, 0.5])
-def test_an_admission_of_too_little_or_too_much(monkeypatch, left_over):
-    monkeypatch.setattr(_device_memory, "_LEFT_OVER", left_over)
+@pytest.mark.parametrize("margins", [-1, 3])
+def test_an_admission_of_too_little_or_too_much(monkeypatch, margins):
+    real = DeviceMemory.margin_bytes
+    monkeypatch.setattr(DeviceMemory, "peak_bytes", lambda self: (peak := torch.sim.max_memory_reserved()) + margins * real(self, peak))
     assert len(missed("admission")[0]) == 3
 
 

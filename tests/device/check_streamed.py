@@ -14,6 +14,7 @@ plimsoll.Governor("3GiB", foreign_bytes="1GiB").close()  # Before the first tens
 from plimsoll.memory import _pinned
 from plimsoll.training import _device_ring, _weight_files
 from tests import device
+from tests.support.parts import HOW, bits_of, made
 from tests.support.waits import forget_frames, left_out
 
 _pinned.DRIVERS["sim"] = device.host_driver
@@ -196,3 +197,17 @@ def test_a_wait_that_is_missing_is_found(missing, tmp_path, monkeypatch):
         with device.order_checked(), held, left_out(missing):
             trained(tmp_path, "streamed")
     forget_frames(found.value)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("parts", HOW)
+def test_parts_of_blocks_that_run_again_have_the_same_bits(parts, reentrant, tmp_path):
+    with plimsoll.Governor("3GiB", foreign_bytes="1GiB", devices={"sim": "900MiB"}):
+        expected = bits_of(made(parts).to("sim"), device="sim")
+        with device.order_checked():
+            streamed = plimsoll.stream_frozen(model := made(parts, reentrant), weights="streamed", directory=tmp_path, device="sim")
+            seen = streamed.device_bytes
+            assert same(bits_of(model, device="sim"), expected)
+            assert streamed.device_bytes == seen * 2  # Two blocks more stay, as after three steps of any model.
+        streamed.close()
+        del model, streamed

@@ -17,7 +17,7 @@ namespace {
 class Worker {
  public:
   void add(std::function<void()> work, std::shared_ptr<void> kept) {
-    std::vector<std::shared_ptr<void>> over;
+    std::vector<Work> over;
     const std::lock_guard lock(mutex_);
     if (!started_) {
       started_ = true;
@@ -29,7 +29,7 @@ class Worker {
     changed_.notify_all();
   }
   void drain(bool tells) {
-    std::vector<std::shared_ptr<void>> over;
+    std::vector<Work> over;
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this, until = queued_] { return done_ >= until; });
     over.swap(over_);
@@ -39,7 +39,7 @@ class Worker {
   }
   // Gives back what work that is over kept.
   void let_go() {
-    std::vector<std::shared_ptr<void>> over;
+    std::vector<Work> over;
     const std::lock_guard lock(mutex_);
     over.swap(over_);
   }
@@ -74,14 +74,13 @@ class Worker {
       } catch (const std::exception& error) {
         failed = error.what();
       }
-      work.run = nullptr;
       lock.lock();
       if (wrong_.empty()) {
         wrong_ = failed;
       }
-      if (work.kept) {
-        over_.push_back(std::move(work.kept));
-      }
+      // A host's thread lets go of it: tensors of the host may take Python's lock, which whoever
+      // waits in drain() may hold.
+      over_.push_back(std::move(work));
       ++done_;
       changed_.notify_all();
     }
@@ -90,7 +89,7 @@ class Worker {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Work> waiting_;
-  std::vector<std::shared_ptr<void>> over_;
+  std::vector<Work> over_;
   std::uint64_t queued_{0}, done_{0};
   std::string wrong_;  // Of work that ran later; whoever waits is told.
   bool started_{false};

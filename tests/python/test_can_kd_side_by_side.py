@@ -19,7 +19,7 @@ from tests.support.on_device import run_checks, skip_without_torch
 skip_without_torch()
 
 import plimsoll
-from plimsoll.recipes.can_kd import RECIPE
+from plimsoll.recipes.can_kd import RECIPE, _teacher_file
 from plimsoll.recipes.can_kd._tasks import Data, Task
 from plimsoll.recipes.can_kd._training import Training
 from tests.support.python_can_kd import NAME, SIZES, SMALL, events, make_set
@@ -59,7 +59,7 @@ def test_options_are_the_documented_ones():
     table = (ROOT / "docs/recipes/can-kd.md").read_text().split("<!-- options -->")[1]
     documented = {row[0]: row[1].strip("`") for row in re.findall(r"^\| `(\w+)` \| (.*?) \| ", table, re.M)}
     own = {field.name: field.default for field in dataclasses.fields(RECIPE.options)}
-    assert documented.keys() - own.keys() == {"keep_checkpoints", "tensorboard"}  # Of the run, which has no such options.
+    assert documented.keys() <= own.keys()
     assert own.keys() - documented.keys() == {"device", "device_memory_limit"}
     common = {field.name for field in dataclasses.fields(RECIPE.options.__bases__[0])}
     for name in documented.keys() & own.keys() - common:
@@ -143,6 +143,50 @@ def test_a_teacher_resident_released_or_cached_teaches_the_same_bits(train, tmp_
     assert len(states) == 1
 
 
+def test_a_released_teacher_of_another_format_is_parsed_once(train, tmp_path, monkeypatch):
+    from safetensors.torch import load_file
+
+    given = {"stage": "autoencoder", "max_epochs": 1}
+    train("teacher", model_size="teacher", **given)
+    torch.save(load_file(tmp_path / "teacher/models/teacher_vgae.safetensors"), tmp_path / "teacher_vgae.pt")
+    parsed, read = [], _teacher_file._state_of
+    monkeypatch.setattr(_teacher_file, "_state_of", lambda path: parsed.append(path) or read(path))
+    states = {train(name, model_size="student", offload_teacher_to_cpu=name == "released", use_teacher_cache=False,
+                    teacher_path=str(tmp_path / "teacher_vgae.pt"), **given)["state_sha256"] for name in ("released", "resident")}
+    assert len(states) == 1 and len(parsed) == 2  # Once each.
+    [told] = events(tmp_path / "released", "teacher")
+    assert told["loads"] > 2 and os.listdir(tmp_path / "released/cache") == []
+
+
+@pytest.mark.parametrize("stage", ["curriculum", "normal"])
+def test_a_stop_ends_a_validation_which_is_made_again(train, tmp_path, monkeypatch, stage):
+    """While difficulties are scored, while an epoch is validated, and again when the resumed run looks back at it; at last that of the last epoch."""
+    given = {"stage": stage, "model_size": "teacher", "use_vgae_mining": False, "difficulty_cache_update": 1, "max_epochs": 3, "test_every_n_epochs": 1}
+    whole, run = train("whole", **given), tmp_path / "run"
+    score, calls, made = Data.score, [], []
+
+    def asked(self, *arguments):
+        calls.append(arguments)
+        if made and len(calls) == made[-1]:
+            (run / ".stop").touch()
+        return score(self, *arguments)
+
+    monkeypatch.setattr(Data, "score", asked)
+    scores = 3 if stage == "curriculum" else 2  # Of an epoch: validation, a look at the test file, difficulties.
+    stops = [*([1] if stage == "curriculum" else []), 4, 1, 2, scores + 1, 1]
+    for at in stops:
+        made.append(at)
+        calls.clear()
+        told = plimsoll.resume(run, progress=False) if (run / "run.toml").exists() else train("run", **given)
+        assert (told["status"], told["stop_reason"], len(calls)) == ("stopped", ".stop", at)
+    made.append(0)
+    last = plimsoll.resume(run, progress=False)
+    assert (last["status"], last["step"], last["state_sha256"]) == ("finished", whole["step"], whole["state_sha256"])
+    looks = [[(one["step"], one["epoch"], one["held_out_loss"], one["graphs"], one.get("curriculum/threshold")) for one in events(where, "epoch")]
+             for where in (run, tmp_path / "whole")]
+    assert looks[0] == looks[1] and len(looks[0]) == 3
+
+
 def test_checkpointing_the_scoring_chunk_and_the_cache_change_no_bit(train):
     plain = train("plain", model_size="teacher", run_test=False)["state_sha256"]
     for name, options in (("all", {"gradient_checkpointing": False}), ("chunk", {"scoring_chunk": 7}), ("read", {"cache_bytes": 0})):
@@ -176,8 +220,16 @@ def test_a_limit_that_is_too_small_is_refused_with_one_that_does(graphs, tmp_pat
              "max_epochs": 1}
     _, least = refused(graphs, tmp_path / "none", memory_limit="150MiB", **given)  # With which nothing but the process fits.
     why, named = refused(graphs, tmp_path / "small", memory_limit=least + room, **given)
-    assert what in why and "limit of" in why and named > least + room
+    assert what in why and "limit of" in why and named > least + room and not (tmp_path / "small").exists()
     assert refused(graphs, tmp_path / "large", memory_limit=named, **given) == ("", 0)
+
+
+def test_a_later_task_that_does_not_fit_is_refused_before_the_first_step(graphs, tmp_path):
+    given = {"stage": "normal", "student_gat_hidden": 128, "student_gat_heads": 16, "student_gat_layers": 3, "max_epochs": 1, "use_kd": False}
+    _, least = refused(graphs, tmp_path / "none", memory_limit="150MiB", **given)
+    why, named = refused(graphs, tmp_path / "small", memory_limit=least + (72 << 20), **given)
+    assert "student_gat_normal: its model does not fit" in why and named > least + (72 << 20)
+    assert not (tmp_path / "small").exists()
 
 
 def test_a_plan_names_the_batch_that_auto_chooses(graphs, train, tmp_path):
@@ -217,10 +269,15 @@ def test_what_a_stage_lacks_is_named_before_anything_is_trained(train, tmp_path)
         train("other", stage="normal", model_size="student")
 
 
-def test_several_processes_are_refused(train, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="trains in one process"):
-        train("run")
+@pytest.mark.parametrize("options, local, why", [
+    ({}, "1", "its ranks are processes of one machine"), ({"batch_size": "auto"}, "2", "batch_size = auto is planned for one process, and these are 2"),
+    ({"device": "cuda"}, "2", "ranks train on the processor, or --device cpu")])
+def test_what_ranks_cannot_have_is_refused_before_they_meet(train, tmp_path, monkeypatch, options, local, why):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", local)):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=why):
+        train("run", **options)
+    assert not (tmp_path / "run").exists()
 
 
 def test_it_trains_on_a_device():

@@ -2,6 +2,7 @@
 """The recipe `cosir` beside figures of the one that was in C++: the same order, losses, recall, events and summary; killed, it goes on to the same bits."""
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -18,7 +19,8 @@ from tests.support.killed_recipes import killed
 from tests.support.on_device import run_checks
 
 NAME, SUPPORT = "cosir", "tests.support.cosir_python"
-THEIRS = json.loads((pathlib.Path(__file__).parents[1] / "reference/cosir.json").read_text())
+REFERENCE = pathlib.Path(__file__).parents[1] / "reference"
+THEIRS = json.loads((REFERENCE / "cosir.json").read_text())
 QUICK = {"memory_limit": "2GiB", "foreign_bytes": "512MiB", "compute_threads": 1, "progress": False, "eval_pairs": 300, "seed": 11,
          "metrics_every_n_steps": 1, "batch_size": 200, "epochs": 2}
 ALL = {"label_dim": 5, "loss_boundary": 0.4, "label_schedule": "cosine", "phase2_epochs": 1, "phase2_lr": 1e-3, "lr": 1e-3}
@@ -93,6 +95,16 @@ def test_summaries_have_the_same_keys_and_runs_the_same_events(both):
     assert set(theirs["kinds"]) - kinds <= {"start", "memory"}, kinds
 
 
+def test_options_have_the_defaults_of_the_recipe_in_cpp(program):
+    """As a run of it noted them; its statistics of the cache are no option any more."""
+    noted = re.findall(r"(?m)^(\w+) = (.*?) +# from (.+)$", (REFERENCE / "cosir_run/run.toml").read_text())
+    ours = dict(re.findall(r"(?m)^(?:# )?(\w+) = (.*)$", subprocess.run([program, "config", NAME], text=True, capture_output=True, check=True).stdout))
+    assert {key for key, _, _ in noted} - ours.keys() == {"stats_every_n_epochs"}
+    assert ours.keys() - {key for key, _, _ in noted} == {"device", "device_memory_limit"}
+    defaults = {key: value for key, value, source in noted if source == "default" and key in ours}
+    assert len(defaults) > 35 and {key: ours[key] for key in defaults} == defaults
+
+
 # ---- Bits ----
 
 def test_killed_it_goes_on_to_the_same_bits_and_is_evaluated(both, data, tmp_path):
@@ -158,18 +170,38 @@ def test_a_planned_batch_is_found_once_and_trains_inside_the_limit(data, tmp_pat
     assert again["state_sha256"] == made["state_sha256"]
 
 
+def test_a_plan_counts_the_evaluation(data):
+    given = {"data": data, "memory_limit": "1GiB", "foreign_bytes": "512MiB"}
+    few, many, none = told(*(["plan", [NAME], {**given, "eval_pairs": pairs}] for pairs in (20, 300, 0)))
+    assert many["eval_peak_bytes"] > few["eval_peak_bytes"] > none["eval_peak_bytes"] == 0
+    code = f"""
+from plimsoll.errors import BudgetExceeded
+from plimsoll.recipes import cosir, limited
+from plimsoll.recipes.cosir import _model, _pairs, _plan
+options = cosir.Options(data={str(data)!r}, memory_limit="1GiB", eval_pairs=300, compute_threads=1)
+with limited(options) as governor:
+    pairs = _pairs.Pairs(governor, options, "cpu")
+    model = _model.Model(_model.Shape.of(options, *pairs.widths), 0)
+    try:
+        _plan.evaluation_bytes(governor, options, pairs, model, 64, 1 << 20)
+    except BudgetExceeded as error:
+        print(error)
+        print(error.smallest_limit_bytes)
+    pairs.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    *_, limit = done.stdout.split()
+    assert "an evaluation of " in done.stdout and "eval_pairs" in done.stdout
+    assert (1 << 30) + many["eval_peak_bytes"] - (2 << 20) < int(limit) < 2 << 30
+
+
 @pytest.mark.parametrize("options, text", [
     ({"temperature": 0.01}, "temperature"), ({"label_dim": 300}, "label_dim"), ({"projections": "false"}, "projections"),
     ({"batch_size": 1}, "batch_size"), ({"label_optimizer": "sgd"}, "adamw, adamw_fresh, adagrad")], ids=lambda one: str(one))
 def test_what_does_not_fit_is_named(data, tmp_path, options, text):
     error = told(["train", [NAME], {**QUICK, **options, "data": data, "out": tmp_path / "run"}])[0]
     assert error[0] == "ValueError" and text in error[1]
-
-
-def test_several_ranks_are_refused_by_name(data, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    error = told(["train", [NAME], {**QUICK, "data": data, "out": tmp_path / "run"}])[0]
-    assert error[0] == "ValueError" and "ranks" in error[1]
 
 
 # ---- A device ----

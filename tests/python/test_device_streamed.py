@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frozen weights that stream to a device, on the simulated one."""
-import pytest
-
+from tests.support import quantised
 from tests.support.on_device import run_checks, skip_without_torch
 
 skip_without_torch()
@@ -20,5 +19,5 @@ def test_what_is_tied_streams_to_a_device():
 
 
 def test_weights_in_fewer_bits_on_a_device():
-    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (tools/setup.sh does it)")
+    quantised.needed()
     run_checks("quantised")

@@ -65,6 +65,23 @@ def test_output_that_nobody_reads_is_no_error(tmp_path):
     assert plimsoll.info(tmp_path / "set")["kind"] == "image_set"
 
 
+@pytest.mark.parametrize("words", [["queue", "list", "queue"], ["recipes"]])
+@pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
+def test_closed_streams_are_no_error(closed, words, tmp_path):
+    """`plimsoll … >&-`: what Python prints, and what the program's own code does."""
+    if words[0] == "queue":
+        program("queue", "add", "queue", "--memory-limit", "1GiB", "--", "true", cwd=tmp_path)
+    done = program(*words, cwd=tmp_path, preexec_fn=lambda: [os.close(one) for one in closed])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_called_within_a_process_whose_output_is_closed_it_returns_its_status(monkeypatch, tmp_path):
+    with open(os.devnull, "w", encoding="ascii") as out:
+        pass
+    monkeypatch.setattr(sys, "stdout", out)
+    assert _program.main(["info", str(tmp_path)]) == 1
+
+
 def test_train_returns_the_summary_of_the_program(run):
     folder, summary = run
     assert summary["status"] == "finished" and summary["epoch"] == 1

@@ -16,21 +16,24 @@ from typing import Any
 from .. import _core, recipes
 from ..core import _torch_gate
 from ..core._torch_settings import MKL_CBWR, torch_settings
+from ..errors import NotFoundError
 
 _COMPUTES = (["train"], ["resume"], ["eval"], ["plan"], ["export"])  # Commands that need torch.
+_USAGE_STATUS = 2  # cli/commands.h.
 # Turns that a thread of torch's waits for work before it sleeps. With libgomp's own choice, 300,000, waiting threads take a
 # busy machine's cores from those that would end the wait: beside two busy loops on two cores `train` made 1,758 rows/s with
 # it and 5,622 with this one. On an idle machine the two are alike (19,000 rows/s).
 _SPINS = "1000"
 
 
-def train(recipe: str, *, data: str | os.PathLike[str] = "", out: str | os.PathLike[str],
+def train(recipe: str | os.PathLike[str], *, data: str | os.PathLike[str] = "", out: str | os.PathLike[str],
           memory_limit: int | str = "", config: str | os.PathLike[str] | None = None,
           progress: bool = True, **options: Any) -> dict[str, Any]:
     """Trains a recipe ("cosir", "can-kd", "chat", or one of plimsoll.recipes) inside a memory limit.
 
     The same as `plimsoll train`.
 
+    recipe:  its name, or a Python file that holds it: "./mine.py".
     options: keys of the recipe (docs/recipes/): epochs=3, batch_size=512, store_bytes="64MiB",
              student_vgae_hidden_dims=[80, 40, 16], … They override those of `config`.
     config:  a file (.toml or .json), or the name of a preset ("small").
@@ -45,15 +48,16 @@ def train(recipe: str, *, data: str | os.PathLike[str] = "", out: str | os.PathL
               sufficient limit; OSError. KeyboardInterrupt (Ctrl-C) is raised after a checkpoint:
               plimsoll.resume(out) continues the run.
     """
-    given = {"data": data, "out": out, "memory_limit": memory_limit, **options}
     core = _core_with_torch()
+    recipe, file = _named(recipe)
+    given = {"data": data, "out": out, "memory_limit": memory_limit, **options, **file}
     with torch_settings():
         text = core.train(recipe, "" if config is None else os.fspath(config),
                           _pairs(given), not progress)
     return _summary(text)
 
 
-def plan(recipe: str, *, data: str | os.PathLike[str], memory_limit: int | str = "",
+def plan(recipe: str | os.PathLike[str], *, data: str | os.PathLike[str], memory_limit: int | str = "",
          config: str | os.PathLike[str] | None = None, device: str = "cpu",
          device_memory_limit: int | str = "", choices: bool = False, effective_batch: int = 0,
          **options: Any) -> dict[str, Any]:
@@ -69,8 +73,9 @@ def plan(recipe: str, *, data: str | os.PathLike[str], memory_limit: int | str =
 
     Errors: as train().
     """
-    given = {"data": data, "memory_limit": memory_limit, **options}
     core = _core_with_torch()
+    recipe, file = _named(recipe)
+    given = {"data": data, "memory_limit": memory_limit, **options, **file}
     with torch_settings():
         return json.loads(core.plan(recipe, "" if config is None else os.fspath(config),
                                     _pairs(given), device, str(device_memory_limit),
@@ -81,38 +86,45 @@ def resume(run: str | os.PathLike[str], *, progress: bool = True,
            accept_other_processor: bool = False, **options: Any) -> dict[str, Any]:
     """Resumes a run from its last checkpoint. Returns the summary, as train() does.
 
-    options: changes to keys that do not decide the run's bits: memory_limit="2GiB", …
+    options: changes to keys that do not decide the run's bits: memory_limit="2GiB", … A recipe in a file that has moved is found by
+             recipe_file="./mine.py".
     accept_other_processor: resumes although the processor, or the kernels chosen for it, differ from
              the run's first ones. The bits will then differ, and events.jsonl records it.
     Errors:  NotFoundError (no run there); ValueError for a key that would change the run's
              identity; CorruptError (a file whose checksum does not match); otherwise as train().
     """
     core = _core_with_torch()
+    notes = recipes.file_of(os.fspath(run), options.get("recipe_file", ""))
     with torch_settings():
-        text = core.resume(os.fspath(run), _pairs(options), not progress,
+        text = core.resume(os.fspath(run), _pairs(options | notes), not progress,
                            accept_other_processor)
     return _summary(text)
 
 
-def evaluate(run: str | os.PathLike[str]) -> dict[str, Any]:
+def evaluate(run: str | os.PathLike[str], *, recipe_file: str | os.PathLike[str] = "") -> dict[str, Any]:
     """Evaluates a run's newest checkpoint, and changes nothing. Returns {"step", "epoch", "recall", …} for cosir.
 
+    recipe_file: a file that holds the recipe, where it has moved since the run noted it.
     Errors: NotFoundError (no run or no checkpoint there); ValueError (other data than the run was
             trained on); CorruptError (a file whose checksum does not match); otherwise as train().
     """
     core = _core_with_torch()
+    recipes.file_of(os.fspath(run), recipe_file)
     with torch_settings():
         return json.loads(core.evaluate(os.fspath(run)))
 
 
-def export(run: str | os.PathLike[str], out: str | os.PathLike[str], *, merge: bool = False) -> dict[str, Any]:
+def export(run: str | os.PathLike[str], out: str | os.PathLike[str], *, merge: bool = False,
+           recipe_file: str | os.PathLike[str] = "") -> dict[str, Any]:
     """Writes the model of a run's newest checkpoint for other programs. Returns what `plimsoll export --json` prints.
 
     out:   folder to make.
     merge: merges adapters into the model's weights; else they are written alone.
+    recipe_file: as evaluate()'s.
     Errors: as evaluate(); ValueError where `out` exists, or the run's recipe has no export.
     """
     core = _core_with_torch()
+    recipes.file_of(os.fspath(run), recipe_file)
     with torch_settings():
         return json.loads(core.export_model(os.fspath(run), os.path.abspath(out), merge))
 
@@ -137,9 +149,13 @@ def _core_with_torch() -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the program `plimsoll` in this process. Returns its exit status."""
+    while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:  # Streams that were closed: no file may take their place.
+        pass
+    os.close(spare)
     try:
         status = _run(["plimsoll", *(sys.argv[1:] if arguments is None else arguments)])
-        sys.stdout.flush()
+        if sys.stdout is not None and not sys.stdout.closed:
+            sys.stdout.flush()
         return status
     except BrokenPipeError:  # `plimsoll … | head`: nobody reads the rest. What was to be made is made.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -151,6 +167,10 @@ def _run(given: list[str]) -> int:
         from . import _queue_command
 
         return _queue_command.run(given[2:])
+    if given[1:3] == ["recipes", "copy"]:
+        from . import _recipes_command
+
+        return _recipes_command.run(given[3:])
     if given[1:3] == ["import", "chat"]:
         from . import _chat_command
 
@@ -168,6 +188,11 @@ def _run(given: list[str]) -> int:
     except RuntimeError as error:
         print(f"plimsoll: error: {error}", file=sys.stderr)
         return 1
+    try:
+        given = [*given[:1], *_with_file(given[1:])]
+    except (ImportError, NotFoundError, ValueError) as error:  # Others are faults of the file, and a traceback helps.
+        print(f"plimsoll: error: {error}", file=sys.stderr)
+        return _USAGE_STATUS
     if given[1:2] in _COMPUTES and not {"-h", "--help"} & set(given):
         # Before torch is loaded, so that every kernel sees it.
         os.environ.setdefault("MKL_CBWR", MKL_CBWR)
@@ -179,6 +204,47 @@ def _run(given: list[str]) -> int:
             print(f"plimsoll: error: {error}", file=sys.stderr)
             return 1
     return _core.run_program(list(map(os.fsencode, given)))
+
+
+def _named(recipe: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
+    """Returns a recipe's name, and the options by which a run notes the file that it was read from."""
+    if not recipes.is_file(recipe):
+        return os.fspath(recipe), {}
+    return recipes.add_file(recipe)
+
+
+def _with_file(words: list[str]) -> list[str]:
+    """Returns the words of a command with a recipe's name in place of its file, and the options by which a run notes the file.
+
+    Errors: those of recipes.add_file() and file_of().
+    """
+    command = words[0] if words else ""
+    if command in ("train", "plan", "config") and len(words) > 1 and recipes.is_file(words[1]):
+        name, notes = recipes.add_file(words[1])
+        return [command, name, *([] if command == "config" else _flags(notes)), *words[2:]]
+    if command in ("resume", "eval", "export"):
+        file, rest = _taken(words, "--recipe-file")
+        run = next((word for word in rest[1:] if not word.startswith("-") and _core.RunFolder.is_run(word)), "")
+        notes = recipes.file_of(run, file) if run else {}
+        return [*rest, *(_flags(notes) if command == "resume" else [])]
+    return words
+
+
+def _taken(words: list[str], option: str) -> tuple[str, list[str]]:
+    """Returns an option's value, "" where it is not given, and the words without it."""
+    value, rest = "", []
+    left = iter(words)
+    for word in left:
+        name, equals, text = word.partition("=")
+        if name != option:
+            rest.append(word)
+        else:
+            value = text if equals else next(left, "")
+    return value, rest
+
+
+def _flags(options: dict[str, str]) -> list[str]:
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
 
 
 def _pairs(options: dict[str, Any]) -> list[tuple[str, str]]:

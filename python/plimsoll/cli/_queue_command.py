@@ -61,9 +61,6 @@ class _Parser(argparse.ArgumentParser):
 
 def run(arguments: Sequence[str]) -> int:
     """Does what the words ask for; returns the exit status. Wrong usage ends with status 2."""
-    while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:  # Streams that were closed: no file may take their place.
-        pass
-    os.close(spare)
     words = list(arguments)
     at = words.index("--") if "--" in words else len(words)
     parser = _parser()

@@ -17,10 +17,11 @@ from ._cards import Card
 
 _MIB = 1 << 20
 _NEEDED = ("empty_cache", "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved", "reset_peak_memory_stats",
-           "set_per_process_memory_fraction")
+           "memory_stats", "set_per_process_memory_fraction")
 _AROUND = "PLIMSOLL_DEVICE_MEMORY_LIMIT"  # Set by `plimsoll run --device-memory-limit`.
 _OF_FREE = 0.95  # Default limit, as a share of the free memory.
 _LEFT_OVER = 1.0 / 16  # Share of a step's peak added to it: the allocator's fragmentation varies.
+_SMALL_SEGMENT, _LARGE_SEGMENT = 2 * _MIB, 20 * _MIB  # Bytes that torch's allocator reserves at once, for blocks up to 1 and 10 MiB.
 
 
 _imposed: dict[Any, DeviceMemory] = {}  # The last one made for each device, which alone may lift the limit.
@@ -127,9 +128,17 @@ class DeviceMemory:
         return max(self._peak, int(self._module.max_memory_reserved(self._index)))
 
     def peak_bytes(self) -> int:
-        """Returns the most bytes reserved since begin_peak(), plus a sixteenth for the allocator's fragmentation."""
+        """Returns the most bytes reserved since begin_peak(), plus margin_bytes() for the allocator's fragmentation."""
         peak = int(self._module.max_memory_reserved(self._index))
-        return peak + int(peak * _LEFT_OVER)
+        return peak + self.margin_bytes(peak)
+
+    def margin_bytes(self, peak: int) -> int:
+        """Returns the bytes that are promised beside a step's peak: a sixteenth of it, and at least one of the allocator's segments.
+
+        The allocator reserves whole segments, so blocks that lie otherwise at the next step may take one more.
+        """
+        large = self._module.memory_stats(self._index).get("segment.large_pool.peak", 0) > 0
+        return max(int(peak * _LEFT_OVER), _LARGE_SEGMENT if large else _SMALL_SEGMENT)
 
     def held(self) -> dict[str, int]:
         """Returns the bytes held, by name. peak_bytes is the most that context and reserved memory were together."""
@@ -186,7 +195,7 @@ def reserved_for(sizes: Iterable[int]) -> int:
         if fits:
             free.remove(fits)
         else:
-            fits = 2 * _MIB if small else 20 * _MIB if size < 10 * _MIB else -(-size // (2 * _MIB)) * 2 * _MIB
+            fits = _SMALL_SEGMENT if small else _LARGE_SEGMENT if size < 10 * _MIB else -(-size // (2 * _MIB)) * 2 * _MIB
             total += fits
         if fits - size > (0 if small else _MIB):
             free.append(fits - size)

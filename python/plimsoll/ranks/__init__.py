@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks: the processes of one run, sums of their gradients, virtual workers. Independent of tables and runs."""
+"""Ranks: the processes of one run, sums of their gradients, virtual workers, tiles that they share. Independent of tables and runs."""

@@ -3,6 +3,7 @@
 
     Solo     one process: it agrees with itself, at the cost of a call
     Ranks    several, as torchrun starts them; _ranks.py documents each method
+    Leader   a Solo whose other ranks compute tiles for it; _crew.py
 
 Threads: the thread that trains.   Memory: none.
 """
@@ -14,9 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from .. import _core
 from ..memory._memory import Governor
+from ._chunks import by_chunks
 from ._virtual_workers import Node
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from ._crew import Leader
     from ._messages import Boundary, States, Table
     from ._ranks import Ranks
 
@@ -27,11 +32,13 @@ _T = TypeVar("_T")
 class Solo:
     """A process that trains alone."""
 
-    rank, count, first, over = 0, 1, True, False
+    rank, count, first, over, alike = 0, 1, True, False, False
     commits_alone = True
     """Whether a commit and the end of the run wait for no other process, so that a copy of a boundary can be committed later."""
     others_may_fail = False
     """Whether another process may fail in a step that succeeded here, which then has to be undone here too."""
+    crew: Leader | None = None
+    """The rank that others compute for, where this is it."""
     undisturbed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     def __init__(self) -> None:
@@ -71,6 +78,9 @@ class Solo:
     def gradients(self, graded: Callable[[], tuple[float, float, float]], parameters: Callable[[], list[Any]],
                   models: list[Any], sums: bool) -> Node:
         return Node(*graded()[:2], {})
+
+    def by_chunks(self, rows: int, chunk: int, work: Callable[[int, int], np.ndarray], look: Callable[[], object] = lambda: None) -> np.ndarray:
+        return by_chunks(self, rows, chunk, work, look)
 
     def write_last(self, write: Callable[[], None], undo: contextlib.ExitStack) -> contextlib.ExitStack:
         write()

@@ -13,6 +13,7 @@ Memory:  at most two buckets of 2 MiB, which stay, and mapped pages of other ran
 from __future__ import annotations
 
 import functools
+import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,19 @@ class RankSums:
         for one in said:
             tree.add(Node(one.numbers[0], one.numbers[1], {}))
         return tree.whole()
+
+    def same(self, graded: Callable[[], tuple[float, float, float]]) -> Node:
+        """Calls graded() on all ranks, of which each computes the gradients of the whole step. Returns the loss and weight.
+
+        Errors: those of graded(); RuntimeError naming a rank whose loss is another.
+        """
+        made, said = self._ranks.agreed("run.step()", graded, lambda made: made)
+        bits = [struct.pack("<3d", *one.numbers[:3]) for one in said]
+        other = next((rank for rank, one in enumerate(bits) if one != bits[0]), None)
+        if other is not None:
+            raise RuntimeError(f"run.step(): the loss of rank {other} is {said[other].numbers[0]!r}, and that of rank 0 {said[0].numbers[0]!r}: with "
+                               "virtual_workers=1 all ranks make the same steps of the same data")
+        return Node(made[0], made[1], {})
 
     def _with_all_gradients(self, wanted: list[Any]) -> torch.Tensor | None:
         """Gives a gradient of zeros to each parameter that only other ranks' batches use. Returns room()."""

@@ -33,6 +33,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -40,12 +41,14 @@ from .. import _core
 from ..errors import BudgetExceeded, MemoryPressure
 from ..memory._memory import Governor, format_bytes, limits
 from ._group import Group, Solo
+from ._chunks import by_chunks
 from ._messages import Unweighted
 from ._rank_sums import RankSums
 from ._rank_watch import RankWatch, state_of
 
 if TYPE_CHECKING:
     from .._core import LimitChange
+    from ._crew import Leader
     from ._messages import Boundary, States, Table, Wanted
     from ._virtual_workers import Node
 
@@ -55,7 +58,7 @@ _FIGURES = ("requested_bytes", "available_bytes", "limit_bytes", "smallest_limit
 _TEXT = 960
 _ROW = struct.Struct(f"<ii{_NUMBERS}d{_TEXT}s")  # The place of a rank, its outcome, numbers, text.
 _FINE, _REFUSED, _UNWEIGHTED, _PRESSED, _FAILED = range(5)
-_PLACES = ("the beginning", "the parts", "the next batch", "run.step()", "the boundary of a step", "a commit", "a lookup")
+_PLACES = ("the beginning", "the parts", "the next batch", "run.step()", "the boundary of a step", "a commit", "a lookup", "chunks of rows", "the tiles")
 _MEET = {"run.step()", "a lookup"}  # A rank whose lookups are done serves the others'.
 _ASKED = ("", "pause", "stop")
 _JOINING = 1800.0  # Seconds within which all ranks must start; gloo's default.
@@ -90,6 +93,7 @@ def join(stopped_seconds: float, **same: Any) -> Group:
     if count == 1:
         return Solo()
     ranks = Ranks(stopped_seconds)
+    ranks.alike = same.get("virtual_workers") == 1
     try:
         ranks.must_be_same("the beginning", same, "give all ranks the same")
     except BaseException:
@@ -103,6 +107,7 @@ class Ranks:
 
     commits_alone = False
     others_may_fail = True
+    crew: Leader | None = None
 
     def __init__(self, stopped_seconds: float = 0.0) -> None:
         if not dist.is_initialized():
@@ -122,6 +127,8 @@ class Ranks:
         self._governor: Governor | None = None
         self.memory: _core.RankMemory | None = None
         """Memory that all ranks map; None: gloo exchanges messages, rows and gradients."""
+        self.alike = False
+        """Whether each rank makes every step whole (virtual_workers=1), so that gradients are not exchanged."""
         self.sums = RankSums(self)
         self.undisturbed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Makes a context in which the watcher raises no stop: an interrupted exchange would leave the others waiting."""
@@ -466,15 +473,23 @@ class Ranks:
         return batch
 
     def check_made(self, made: bool) -> None:
-        """Raises ValueError if a step's body made no run.step()."""
-        if not made:
+        """Raises ValueError if a step's body made no run.step(), where ranks would then differ."""
+        if not made and not self.alike:
             raise ValueError("steps: a body of several ranks makes its step by run.step(), which averages their "
                              "gradients; a backward and an optimizer of your own are for one process")
 
     def gradients(self, graded: Callable[[], tuple[float, float, float]], parameters: Callable[[], list[Any]],
                   models: list[Any], sums: bool) -> Node:
         """Returns RankSums.gradients() for the parameters that parameters() returns."""
-        return self.sums.gradients(graded, parameters(), models, sums)
+        return self.sums.same(graded) if self.alike else self.sums.gradients(graded, parameters(), models, sums)
+
+    def by_chunks(self, rows: int, chunk: int, work: Callable[[int, int], np.ndarray], look: Callable[[], object] = lambda: None) -> np.ndarray:
+        """Returns the rows that work(begin, end) makes for every `chunk` of `rows` rows, in order. Each chunk is made by one rank.
+
+        A row must have the same bits whoever makes it. look: called by all ranks before each turn; may raise, on all of them alike.
+        Errors: those of agreed().
+        """
+        return by_chunks(self, rows, chunk, work, look)
 
     def write_last(self, write: Callable[[], None], undo: contextlib.ExitStack) -> contextlib.ExitStack:
         """Calls write() on all ranks: it writes rows of tables, after an update that `undo` would take back. Returns the rest of `undo`.

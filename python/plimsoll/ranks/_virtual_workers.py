@@ -48,9 +48,12 @@ class VirtualWorkers:
     @classmethod
     def dealt(cls, told: int, rank: int, ranks: int, seed: int) -> VirtualWorkers | None:
         """Returns the share of one rank in `told` workers; 0 means one per rank. None: one process, for which no number is set.
+        The work of one worker is done by every rank.
 
         Errors: ValueError for numbers that cannot be divided so.
         """
+        if told == 1:
+            return cls(1, seed=seed, told=True)  # Each rank does the work of the one.
         if told < 0 or (told and told & (told - 1)):
             raise ValueError(f"Run: virtual_workers {told} must be a power of two, such as 8")
         if told % ranks:

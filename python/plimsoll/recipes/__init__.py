@@ -12,9 +12,9 @@
 
     RECIPE = Recipe("digits", "Digits from photographs", Options, train)
 
-A package provides it by an entry point of the group "plimsoll.recipes" (`digits = "my_package:RECIPE"`). Its
-options can then be given as flags or in a file, and appear in `--help` and `plimsoll config digits`. `resume`, `eval`,
-`status`, `stop`, `pause` and `limit` work as for any run.
+`plimsoll train ./digits.py` trains it. A package provides it by an entry point of the group "plimsoll.recipes"
+(`digits = "my_package:RECIPE"`), and then `plimsoll train digits` does. Its options can be given as flags or in a file, and
+appear in `--help` and `plimsoll config digits`. `resume`, `eval`, `status`, `stop`, `pause` and `limit` work as for any run.
 
 Threads: recipes are found on the first call that needs them.   Memory: at most 64 recipes.
 """
@@ -27,20 +27,28 @@ import json
 import math
 import os
 import pathlib
+import sys
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import _core
-from .._core import format_bytes
+from .._core import crc32c, format_bytes
+from ..core._folders import replaced
 from ..errors import MemoryPressure, NotFoundError
+from . import _files
+from ._choices import table_of, weigh
+from ._files import is_file as is_file
 
 if typing.TYPE_CHECKING:
     from ..memory._memory import Governor
+    from ..ranks._crew import Leader
+    from ..run._run import Run
 
-__all__ = ["DeviceOptions", "Recipe", "RunOptions", "Told", "add", "committed", "limited", "option"]
+__all__ = ["DeviceOptions", "Recipe", "RunOptions", "Told", "add", "add_file", "committed", "crc32c", "limited", "option", "replaced"]
 
 _OURS: tuple[str, ...] = ("cosir", "can_kd", "chat", "vision")  # Modules beside this one, each with a RECIPE: a new recipe of ours is a word here.
+_RESERVED = {name.replace("_", "-") for name in _OURS}  # Names that a file's recipe cannot have.
 _GROUP = "plimsoll.recipes"
 _COUNT_MAX = float(2**53)
 _KINDS = {bool: "switch", int: "integer", float: "real", str: "text"}
@@ -62,8 +70,10 @@ class RunOptions:
     disk_limit: str = ""
     seed: int = 0
     checkpoint_every_n_steps: int = 500
+    keep_checkpoints: int = 2
     foreign_bytes: int = 128 << 20
     compute_threads: int = 0
+    tensorboard: bool = True
 
     def devices(self) -> dict[str, str]:
         """Returns the memory limits of the devices that the run trains on, by torch's names; {}: it trains on the CPU."""
@@ -72,7 +82,7 @@ class RunOptions:
 
 def option(default: bool | int | float | str, about: str, *, least: float | None = None,
            most: float | None = None, choices: tuple[str, ...] = (), path: bool = False, size: bool = False,
-           auto: bool = False, decides_bits: bool = True, may_grow: bool = False) -> Any:
+           auto: bool = False, widths: bool = False, decides_bits: bool = True, may_grow: bool = False) -> Any:
     """Makes a field of a recipe's options.
 
     default:      the default, which also decides the type: bool, int, float or str.
@@ -82,12 +92,13 @@ def option(default: bool | int | float | str, about: str, *, least: float | None
     path:         whether a str is a path. It is made absolute, and may differ when the run is resumed.
     size:         whether an int is a number of bytes, which may be written as "64MiB".
     auto:         whether an int may be written as "auto", which is 0.
+    widths:       whether a str is two to eight whole numbers from `least` to `most`, such as "80,40,16"; in a file also [80, 40, 16].
     decides_bits: whether the option decides the run's bits; if False, it may change when the run is resumed.
     may_grow:     whether an int that decides the bits may be larger when the run is resumed: epochs of a last phase.
     """
     return dataclasses.field(default=default, metadata={
         "about": about, "least": least, "most": most, "choices": choices, "path": path, "size": size, "auto": auto,
-        "decides_bits": decides_bits, "may_grow": may_grow})
+        "widths": widths, "decides_bits": decides_bits, "may_grow": may_grow})
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -143,11 +154,19 @@ class Recipe:
     before:   called with the options before anything else, when there is no limit yet. It checks the options and imports
               libraries, so that their memory counts as held before the run.
     export:   called with the options, and out= and merge= of `plimsoll export`. Returns what that prints.
+    helped:   whether, under torchrun, the first rank trains as a process alone would, and the others compute tiles of plimsoll.Tiled for
+              it. Otherwise each rank trains, as plimsoll.Run's docstring says.
     unit:     the unit of a batch's size: "rows", "tokens".
     examples: command lines for --help.
     data:     description of --data, for --help.
     data_or:  an option that may replace --data; "": none.
     plan_example: command line for the help of plan.
+    presets:  folder of files of options, NAME.toml, which `--config NAME` reads.
+    choices:  options that move memory, with their values, which `plan --choices` plans and times. plan() then returns batch_size,
+              peak_bytes, bytes_per_row and step_seconds, as a BatchPlan has them.
+    weighed:  called with the options and the plan's result. Returns the options of the part of a run that choices are planned for, its
+              name, and the names of the choices that it has. None: the whole run and all choices.
+    accumulates: the option that `plan --effective-batch` sets: the number of batches of an optimizer step; "": none.
     """
 
     name: str
@@ -158,11 +177,16 @@ class Recipe:
     plan: Callable[..., dict[str, Any]] | None = None
     export: Callable[..., dict[str, Any]] | None = None
     before: Callable[[Any], object] | None = None
+    helped: bool = False
     unit: str = "rows"
     examples: tuple[str, ...] = ()
     data: str = "Data to train on"
     data_or: str = ""
     plan_example: str = ""
+    presets: str | os.PathLike[str] | None = None
+    choices: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    weighed: Callable[[Any, dict[str, Any]], tuple[Any, str, set[str]]] | None = None
+    accumulates: str = ""
 
 
 def add(recipe: Recipe) -> None:
@@ -170,13 +194,55 @@ def add(recipe: Recipe) -> None:
 
     Errors: ValueError naming the recipe and the option that lacks a type or text; those of find().
     """
+    _add(recipe, _files.Source("", ""))
+
+
+def add_file(path: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
+    """Adds the recipe of a Python file, its RECIPE. Returns its name, and the options by which a run notes the file.
+
+    Errors: NotFoundError (no such file); ValueError (no RECIPE there; one of Plimsoll's own has its name); those of add(); whatever the
+            file raises.
+    """
+    module, source = _files.read(path)
+    recipe = getattr(module, "RECIPE", None)
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"{source.path}: it has no RECIPE = plimsoll.recipes.Recipe(...)")
+    if recipe.name in _RESERVED:
+        raise ValueError(f"{source.path}: its recipe is called {recipe.name!r}, as one of Plimsoll's own; give it another name")
+    _add(recipe, source)
+    return recipe.name, {"recipe_file": source.path, "recipe_sha256": source.sha256}
+
+
+def file_of(run: str, file: str | os.PathLike[str] = "") -> dict[str, str]:
+    """Adds the recipe of a run that was made from a file. Returns the options by which it notes the file; {}: its recipe has a name only.
+
+    file: where the file is now; "": where the run notes it.
+    Errors: those of add_file(); ValueError where the file has another recipe now.
+    """
+    noted = _files.noted(run)
+    if not (path := noted["recipe_file"]):
+        if file:
+            raise ValueError(f"{run}: its recipe was not read from a file")
+        return {}
+    if not file and not os.path.isfile(path):
+        raise NotFoundError(f"{run}: its recipe was read from {path}, which is not there now; say where it is with --recipe-file FILE "
+                            "(recipe_file= in Python)")
+    name, notes = add_file(file or path)
+    if name != noted["recipe"]:
+        raise ValueError(f"{notes['recipe_file']}: its recipe is {name!r}, and {run} is a run of {noted['recipe']!r}")
+    return notes
+
+
+def _add(recipe: Recipe, source: _files.Source) -> None:
     find()  # Our own recipes come first, so this one can replace them.
     _core.add_recipe(name=recipe.name, about=recipe.about, unit=recipe.unit,
                      examples="\n".join("  " + line for line in recipe.examples), data_help=recipe.data,
                      data_advice="name it with --data PATH" + (
                          f", or --{recipe.data_or.replace('_', '-')} PATH" if recipe.data_or else ""),
-                     data_or=recipe.data_or, plan_example=recipe.plan_example or f"plimsoll plan {recipe.name} --data PATH",
-                     common=_common_of(recipe), fields=_fields_of(recipe), work=_Work(recipe))
+                     keys_advice=f"`plimsoll train {source.path or recipe.name} --help` lists every key",
+                     choices=", ".join(recipe.choices), effective_batch=bool(recipe.choices and recipe.accumulates), presets=_presets_of(recipe),
+                     data_or=recipe.data_or, plan_example=recipe.plan_example or f"plimsoll plan {source.path or recipe.name} --data PATH",
+                     common=_common_of(recipe), fields=_fields_of(recipe) + _fields_of_file(source), work=_Work(recipe, source))
 
 
 _found = False
@@ -203,6 +269,11 @@ def find() -> None:
                                "remove the package that brings it") from error
 
 
+def _presets_of(recipe: Recipe) -> dict[str, str]:
+    files = sorted(pathlib.Path(recipe.presets).glob("*.toml")) if recipe.presets is not None else []
+    return {file.stem: file.read_text(encoding="utf-8") for file in files}
+
+
 def _common_of(recipe: Recipe) -> dict[str, int]:
     """Returns the recipe's own defaults of options that every run has."""
     usual = {field.name: field.default for field in dataclasses.fields(RunOptions)}
@@ -223,7 +294,8 @@ def _fields_of(recipe: Recipe) -> list[_core.RecipeField]:
             raise ValueError(f"recipe {recipe.name}: {field.name} must be an option(default, about) of a bool, "
                              "int, float or str, as its annotation says")
         choices = "|".join(said["choices"])
-        word = "size" if said["size"] else "path" if said["path"] else "auto" if said["auto"] else "choice" if choices else _KINDS[kind]
+        word = "size" if said["size"] else "path" if said["path"] else "auto" if said["auto"] else "widths" if said["widths"] else (
+            "choice" if choices else _KINDS[kind])
         least, most = said["least"], said["most"]
         if least is None:
             least = 0.0 if kind is int else -1e300
@@ -233,17 +305,27 @@ def _fields_of(recipe: Recipe) -> list[_core.RecipeField]:
     return fields
 
 
-class _Work:
-    """The functions of a recipe in the form that the program `plimsoll` calls."""
+def _fields_of_file(source: _files.Source) -> list[_core.RecipeField]:
+    """Returns the options by which a run notes the file of its recipe; the program gives them."""
+    if not source.path:
+        return []
+    return [_core.RecipeField("recipe_file", "path", False, "", "File that holds the recipe, where it has moved", -1e300, 1e300, ""),
+            _core.RecipeField("recipe_sha256", "text", False, "", "Its digest at the last start, noted by the program", -1e300, 1e300, "")]
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+
+class _Work:
+    """The functions of a recipe in the form that the program `plimsoll` calls. source: the file that it was read from."""
+
+    def __init__(self, recipe: Recipe, source: _files.Source) -> None:
+        self._recipe, self._source = recipe, source
 
         self.evaluates, self.plans, self.exports = (
             one is not None for one in (recipe.evaluate, recipe.plan, recipe.export))
 
     def train(self, values: dict[str, Any], run_toml: str, resume: bool, accept_other_processor: bool,
               quiet: bool) -> tuple[str, str, bool]:
+        from ..ranks import _crew
+        from ..run import _run_settings
         from ..run._run import Run
 
         out = values["out"]
@@ -251,20 +333,29 @@ class _Work:
         again = int(os.environ.get("RANK", "0")) > 0 or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
         if not resume and not again and _core.RunFolder.is_run(out):
             raise ValueError(f"{out}: it is a run already; `plimsoll resume {out}` goes on with it")
+        if (file := values.get("recipe_file", "")) != self._source.path:
+            raise ValueError(f"recipe_file: {file!r} is not {self._source.path!r}, where the recipe was read; name the file in its place")
         options = self._options(values)
         own = {field.name: values[field.name] for field in dataclasses.fields(options)
                if field.metadata.get("decides_bits") and not field.metadata["path"]}
+        group = _crew.join() if self._recipe.helped else None
+        if isinstance(group, _crew.Helper):
+            group.serve(lambda threads: _run_settings.settle(options.seed, threads, True), options.memory_limit, foreign_bytes=options.foreign_bytes)
+            return "", "", False
         accepted: tuple[str, ...] = ("instruction_set", "ATEN_CPU_CAPABILITY", "device") if accept_other_processor else ()
         if resume:  # The options were compared with those of run.toml: these can only have grown.
             accepted += tuple(f"options.{field.name}" for field in dataclasses.fields(options) if field.metadata.get("may_grow"))
+        before = _files.noted(out)
         stop: dict[str, str] = {}
         said: dict[str, Any] | None = None
         run = Run(out, memory_limit=options.memory_limit, device_memory_limit=options.devices(), seed=options.seed, options=own,
                   foreign_bytes=options.foreign_bytes, disk_limit=options.disk_limit,
-                  compute_threads=options.compute_threads, accept=accepted, virtual_workers=getattr(options, "virtual_workers", 0),
-                  _of_recipe=_OfRecipe(run_toml, options.checkpoint_every_n_steps, quiet))
+                  compute_threads=options.compute_threads, accept=accepted, keep_checkpoints=options.keep_checkpoints,
+                  tensorboard=options.tensorboard, virtual_workers=getattr(options, "virtual_workers", 0),
+                  _of_recipe=_OfRecipe(run_toml, options.checkpoint_every_n_steps, quiet, group))
         try:
             with run:
+                self._note_file(run, before)
                 said = self._recipe.train(run, options)
         except MemoryPressure as error:
             stop = {"stop_cause": "memory", "stop_reason": str(error)}
@@ -276,24 +367,55 @@ class _Work:
                    "peak_resident_bytes": status["peak_resident_bytes"], **(said or {})}
         return _json_of(summary), _text_of(summary), stop.get("stop_cause") == "memory"
 
+    def _note_file(self, run: Run, before: dict[str, str]) -> None:
+        """Notes the recipe's file among the run's events, and tells of one that is another than at the last start."""
+        if not self._source.path:
+            return
+        changed = before["recipe_sha256"] not in ("", self._source.sha256)
+        run.event("recipe", step=run.steps_made, file=self._source.path, sha256=self._source.sha256, changed=changed)
+        if changed and run.is_writer:
+            print(f"plimsoll: {self._source.path} has changed since this run last started; steps after {run.steps_made} are made by the file "
+                  "as it is now", file=sys.stderr)
+
     def evaluate(self, values: dict[str, Any]) -> tuple[str, str, bool]:
         return self._said(self._recipe.evaluate, values)
 
-    def plan(self, values: dict[str, Any], device: str, device_memory_limit: str) -> tuple[str, str, bool]:
-        return self._said(self._recipe.plan, values, device=device, device_memory_limit=device_memory_limit)
+    def plan(self, values: dict[str, Any], device: str, device_memory_limit: str, choices: bool, effective_batch: int) -> tuple[str, str, bool]:
+        recipe = self._recipe
+        if choices and not recipe.choices:
+            raise ValueError(f"choices: the recipe {recipe.name} has none that a plan could weigh")
+        if effective_batch and not (choices and recipe.accumulates):
+            raise ValueError(f"effective_batch: it needs choices, and an option of the recipe {recipe.name} for batches of a step")
+        options = self._options(values)
+
+        def planned(one: Any) -> dict[str, Any]:
+            assert recipe.plan is not None
+            return recipe.plan(one, device=device, device_memory_limit=device_memory_limit)
+
+        said = planned(options)
+        if not choices:
+            return _told(said)
+        part, of, names = recipe.weighed(options, said) if recipe.weighed is not None else (options, "a step", set(recipe.choices))
+        chosen = {name: of_one for name, of_one in recipe.choices.items() if name in names}
+        weighed = weigh(planned, part, chosen, effective_batch, recipe.accumulates, recipe.unit)
+        text = said.text if isinstance(said, Told) else _text_of(said)
+        return _told(Told({**said, "choices": weighed}, text + table_of(weighed, of, recipe.unit)))
 
     def export(self, values: dict[str, Any], out: str, merge: bool) -> tuple[str, str, bool]:
         return self._said(self._recipe.export, values, out=out, merge=merge)
 
     def _said(self, work: Any, values: dict[str, Any], **more: Any) -> tuple[str, str, bool]:
-        said = work(self._options(values), **more)
-        return _json_of(said), said.text if isinstance(said, Told) else _text_of(said), False
+        return _told(work(self._options(values), **more))
 
     def _options(self, values: dict[str, Any]) -> Any:
-        options = self._recipe.options(**values)
+        options = self._recipe.options(**{name: value for name, value in values.items() if name not in ("recipe_file", "recipe_sha256")})
         if self._recipe.before is not None:
             self._recipe.before(options)
         return options
+
+
+def _told(said: dict[str, Any]) -> tuple[str, str, bool]:
+    return _json_of(said), said.text if isinstance(said, Told) else _text_of(said), False
 
 
 @contextlib.contextmanager
@@ -331,6 +453,7 @@ class _OfRecipe(typing.NamedTuple):
     run_toml: str
     commit_every_steps: int
     quiet: bool
+    group: Leader | None = None
 
 
 def _json_of(summary: dict[str, Any]) -> str:

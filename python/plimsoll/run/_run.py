@@ -28,6 +28,7 @@ from ._run_life import Failure, Intervals, Life, Where
 if TYPE_CHECKING:
     import torch
 
+    from ..ranks._group import Group
     from ._run_embedding import Vectors
     from ._run_loader import RunLoader
     from ._run_sources import Source
@@ -45,29 +46,27 @@ class Run:
             for batch in run.steps(run.loader(dataset, batch_size=256, workers=2), epochs=3):
                 run.log(loss=run.step(loss, batch, clip_norm=1.0))   # loss(batch) -> a scalar
 
-    After Ctrl-C, `kill -9` or a power cut, start the program again: the run resumes. From another shell
-    `plimsoll status|stop|pause|continue|limit runs/items` work as on any run.
+    After Ctrl-C, `kill -9` or a power cut, start the program again: the run resumes. From another shell `plimsoll status|stop|pause|continue|limit
+    runs/items` work as on any run.
 
     Guaranteed:
       - The limit covers this process and its workers (Governor, made here). When memory without a lease exceeds it, the loop
         ends with MemoryPressure. That, and any refusal of memory, loses at most the step that was being made:
         the steps before it are committed. docs/guide/resume.md says where a large model may lose more.
-      - A commit is atomic: parts, random states, tables and the position in the data belong to the same
-        step. Killed at any instant, the run resumes from the last commit or the one before it.
-      - Tracked parts get the same bits as in an undisturbed run of the same program on the same machine.
-        The order, and each item's random states, depend on (seed, epoch, index) alone.
+      - A commit is atomic: parts, random states, tables and the position in the data belong to the same step. Killed at any instant, the
+        run resumes from the last commit or the one before it.
+      - Tracked parts get the same bits as in an undisturbed run of the same program on the same machine. The order, and each item's random
+        states, depend on (seed, epoch, index) alone.
       - run.step() is a transaction: if memory is refused, it is tried again, or leaves no trace.
     Not guaranteed:
-      - Untracked state begins anew at each start: your own counters and lists, generators inside a
-        dataset. Code before, between and after the loops runs again; its effect on tracked parts counts once.
-      - Without run.step(), with a backward and an optimizer of your own, a failed step is not undone (the
-        program ends, and the last commit stands). The rest holds: gradients of tracked torch optimizers that
-        are being accumulated over several batches are part of a commit.
+      - Untracked state begins anew at each start: your own counters and lists, generators inside a dataset. Code before, between and
+        after the loops runs again; its effect on tracked parts counts once.
+      - Without run.step(), with a backward and an optimizer of your own, a failed step is not undone (the program ends, and the last
+        commit stands). The rest holds: gradients of tracked torch optimizers that are being accumulated are part of a commit.
       - Data without a position (see steps()) is read again up to the position.
       - A table's learning rate that set_optimizer() changed is not kept: compute it from the step.
       - Several ranks (below) without virtual_workers need data of loader(); a Trainer cannot have virtual_workers.
-      - A matrix product before the run fixes MKL's kernels: make the run first, or set
-        MKL_CBWR=AVX2,STRICT before the program.
+      - A matrix product before the run fixes MKL's kernels: make the run first, or set MKL_CBWR=AVX2,STRICT before the program.
 
     Ranks: under torchrun, N processes are one run of N ranks, on one machine or on several that share its folder. The program stays the
     same, without DistributedDataParallel. batch_size is per rank. All ranks of a machine share the limit with torchrun. run.step()
@@ -85,28 +84,29 @@ class Run:
                   kind gives other bits, and is refused without accept=("device",).
     foreign_bytes, disk_limit: the Governor's.
     compute_threads: torch's; None: as many as the run began with, or torch's present number.
-    deterministic: operators without a deterministic form raise; False: they run, and the same bits are
-                  not guaranteed.
+    deterministic: operators without a deterministic form raise; False: they run, and the same bits are not guaranteed.
     accept:       names that may differ from the commit: of the identity, such as ("torch",), or settings of tracked optimizers,
                   schedulers and scalers, such as ("lr",) or ("optimizer.lr",). The program's values are then used, events.jsonl records
                   it, and the bits differ. Settings not named here keep the commit's values, with a RuntimeWarning.
     virtual_workers: number of shares that a batch is cut into, a power of two that the number of ranks divides. batch_size is per
                   worker. A loop's batch is a WorkerBatches with one batch for each of this rank's workers, and run.step() calls its
-                  function with each in turn, with random numbers of its own. 0: one per rank, and a batch is the result of collate_fn.
+                  function with each in turn, with random numbers of its own. 1: every rank makes the whole step, for batches that cannot be
+                  cut; run.group.by_chunks() shares other work. 0: one per rank, and a batch is the result of collate_fn.
     rank_stopped_seconds: longest that a rank may be stopped (SIGSTOP, a debugger). After that the other ranks kill it, and
                   raise ConnectionError naming it; 0: gloo's time-out, half an hour.
-    Errors: ValueError (another process trains in it; another identity, with both values; no run, and the
-            folder is not empty; another run or governor in this process); BudgetExceeded; CorruptError;
-            OSError; ImportError without torch. An error on one rank is raised on all of them; ConnectionError,
-            from any call that waits for other ranks, when one has ended.
+    keep_checkpoints: number of checkpoints that are kept, newest first; a table of rows keeps two commits.
+    tensorboard:  whether RUN/metrics gets TensorBoard's event files.
+    Errors: ValueError (another process trains in it; another identity, with both values; no run, and the folder is not empty; another
+            run or governor in this process); BudgetExceeded; CorruptError; OSError; ImportError without torch. An error on one rank is
+            raised on all of them; ConnectionError, from any call that waits for other ranks, when one has ended.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, memory_limit: int | str = "", seed: int = 0,
                  options: dict[str, Any] | None = None, foreign_bytes: int | str = "128MiB",
                  device_memory_limit: int | str | Mapping[str, int | str] | None = None,
                  disk_limit: int | str = "", compute_threads: int | None = None, deterministic: bool = True,
-                 accept: Iterable[str] = (), virtual_workers: int = 0, rank_stopped_seconds: float = 30.0,
-                 _of_recipe: Any = None) -> None:
+                 accept: Iterable[str] = (), virtual_workers: int = 0, rank_stopped_seconds: float = 30.0, keep_checkpoints: int = 2,
+                 tensorboard: bool = True, _of_recipe: Any = None) -> None:
         _torch_gate.load()
         from ..ranks import _ranks
         from ..ranks._virtual_workers import VirtualWorkers
@@ -128,12 +128,13 @@ class Run:
         """Whether the last run.step() stepped the optimizer (see TrainingStep.updated)."""
         real("Run: rank_stopped_seconds", rank_stopped_seconds, 0)
         whole("Run: virtual_workers", virtual_workers, 0)
-        if compute_threads is not None:
-            whole("Run: compute_threads", compute_threads, 0)
-        group = self.group = _ranks.join(
+        whole("Run: keep_checkpoints", keep_checkpoints, 1)
+        whole("Run: compute_threads", 0 if compute_threads is None else compute_threads, 0)
+        group: Group = (_of_recipe and _of_recipe.group) or _ranks.join(
             rank_stopped_seconds, path=os.path.abspath(path), seed=seed, memory_limit=memory_limit, options=options or {},
             compute_threads=compute_threads, deterministic=deterministic, virtual_workers=virtual_workers)
-        """The processes that train the run: Solo or Ranks."""
+        self.group = group
+        """The processes that train the run: Solo, Leader or Ranks, whose by_chunks() shares work among them."""
         try:
             self._workers = VirtualWorkers.dealt(virtual_workers, group.rank, group.count, self.seed)
         except ValueError:
@@ -143,7 +144,7 @@ class Run:
         self._life = Life(self.path, self._content, self._here, group, self._count, memory_limit=memory_limit, seed=self.seed,
                           options=dict(options or {}), foreign_bytes=foreign_bytes, disk_limit=disk_limit, devices=devices,
                           compute_threads=compute_threads, deterministic=deterministic, accept=accept,
-                          run_toml=_of_recipe.run_toml if _of_recipe else None)
+                          keep_checkpoints=keep_checkpoints, tensorboard=tensorboard, run_toml=_of_recipe.run_toml if _of_recipe else None)
         self._of_recipe = _of_recipe  # Set by plimsoll.recipes: the options of the command line.
         self.governor = self._life.governor
         """The limit and its holders."""
@@ -245,6 +246,8 @@ class Run:
         from ._run_embedding import DealtVectors, Vectors
 
         self._check_open()
+        if self.group.alike:
+            raise ValueError(f"embedding: {name!r}: ranks with virtual_workers=1 cannot have it yet; start one process, or more virtual_workers")
         init = Normal(seed=self.seed) if init is None else init
         said = {"rows": rows, "dim": dim, "dtype": dtype, "optimizer": str(optimizer), "init": str(init)}
         if name in self._tables or self._parts.closed or not name.isidentifier():

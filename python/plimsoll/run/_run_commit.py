@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ..ranks._ranks import Ranks
 
 _FILE = "parts.pt"
-_KEEP = 2
 _FORMAT = 1
 
 
@@ -94,20 +93,21 @@ def _read(path: pathlib.Path, step: int) -> dict[str, Any]:
 
 
 def save(folder: _core.RunFolder, content: dict[str, Any], position: Position,
-         tables: list[EmbeddingStore], again: bool) -> int:
+         tables: list[EmbeddingStore], again: bool, keep: int) -> int:
     """Commits everything under position.step. Returns the bytes of the checkpoint.
 
+    keep:   number of checkpoints that are left, this one included.
     again:  the step is published already, and only the position has changed: its file is replaced.
     Errors: OSError; the commit before it stands.
     """
     whole, step = _whole(content, position), position.step
     if again:
         return write(whole, pathlib.Path(folder.checkpoint_path(step)) / _FILE, step)
-    return _written(folder, whole, step, tables)
+    return _written(folder, whole, step, tables, keep)
 
 
 def save_beside(folder: _core.RunFolder, content: dict[str, Any], position: Position,
-                tables: list[EmbeddingStore], governor: Governor) -> Writer | None:
+                tables: list[EmbeddingStore], governor: Governor, keep: int) -> Writer | None:
     """Commits the tables, and returns a Writer whose thread then writes the file as save() does.
 
     None: there is no room for a copy of the content, and nothing was done. Errors: OSError.
@@ -119,22 +119,22 @@ def save_beside(folder: _core.RunFolder, content: dict[str, Any], position: Posi
     try:
         for table in tables:
             table.commit(step)
-        return Writer(image, step, began, lambda: _written(folder, image.content, step, []))
+        return Writer(image, step, began, lambda: _written(folder, image.content, step, [], keep))
     except BaseException:
         image.close()
         raise
 
 
 def _written(folder: _core.RunFolder, content: dict[str, Any], step: int,
-             tables: list[EmbeddingStore]) -> int:
+             tables: list[EmbeddingStore], keep: int) -> int:
     partial = _begin(pathlib.Path(folder.checkpoint_path(step)))
     size = write(content, partial / _FILE, step)
-    _finish(folder, partial, tables, step)
+    _finish(folder, partial, tables, step, keep)
     return size
 
 
 def save_together(ranks: Ranks, folder: _core.RunFolder, content: dict[str, Any], position: Position,
-                  tables: list[EmbeddingStore], again: bool) -> int:
+                  tables: list[EmbeddingStore], again: bool, keep: int) -> int:
     """Commits on all ranks: each writes its own content, then rank 0 publishes. Returns the bytes of all ranks' files.
 
     content: that of this rank; "own" names the entries that differ between ranks.
@@ -167,7 +167,7 @@ def save_together(ranks: Ranks, folder: _core.RunFolder, content: dict[str, Any]
     def published() -> None:
         if ranks.first:
             sync_folder(partial)  # The other ranks' folders are in it.
-            _finish(folder, partial, [], position.step)
+            _finish(folder, partial, [], position.step, keep)
 
     ranks.agreed("a commit", published)
     return int(sum(one.numbers[0] for one in said))
@@ -219,10 +219,10 @@ def _begin(place: pathlib.Path) -> pathlib.Path:
     return partial
 
 
-def _finish(folder: _core.RunFolder, partial: pathlib.Path, tables: list[EmbeddingStore], step: int) -> None:
+def _finish(folder: _core.RunFolder, partial: pathlib.Path, tables: list[EmbeddingStore], step: int, keep: int) -> None:
     place = pathlib.Path(folder.checkpoint_path(step))
     with_room(place, lambda: os.rename(partial, place))
     sync_folder(place.parent)
     for table in tables:
         table.commit(step)
-    folder.publish(step, _KEEP)
+    folder.publish(step, keep)

@@ -127,8 +127,10 @@ class Life:
     """
 
     def __init__(self, path: pathlib.Path, content: Content, here: Content, group: Group, workers: int, *,
-                 compute_threads: int | None, accept: Iterable[str], run_toml: str | None, **options: Any) -> None:
+                 compute_threads: int | None, accept: Iterable[str], run_toml: str | None, keep_checkpoints: int, tensorboard: bool,
+                 **options: Any) -> None:
         self.path, self._content, self.group, self._workers = path, content, group, workers
+        self._keeps, self._tensorboard = keep_checkpoints, tensorboard
         self.stopped = ""
         """The reason for the stop, "": no stop was asked for."""
         self.closed = False
@@ -145,12 +147,13 @@ class Life:
         self._writer: Writer | None = None
         self.committed: Callable[[], None] = lambda: None
         """Called after a commit, by the process that writes the folder."""
+        self._is_new = False  # A recipe's run that this start began.
         self._lost: BaseException | None = None  # The error after which no commit can be made.
         is_run, began = False, False
         try:
             self.folder, is_run, threads, toml = self._open(compute_threads, run_toml, options)
             self._held.callback(self.folder.close)
-            began = True
+            began, self._is_new = True, run_toml is not None and not is_run
             group.on_all("the beginning", lambda: self._begin(is_run, threads, toml, list(accept), **options))
         except BaseException as error:
             if began:
@@ -213,8 +216,8 @@ class Life:
             self._held.callback(self.folder.end_record)
         self.saved: dict[str, Any] = {} if self.saved_step < 0 else load(self.folder, self.saved_step, group.rank, group.count)
         self.at: Position = self.saved.get("position", Position())
-        self.report = Report(self.folder, self.governor, str(self.path / "metrics") if group.first else "",
-                             self.saved_step)
+        metrics = str(self.path / "metrics") if self._tensorboard else ""
+        self.report = Report(self.folder, self.governor, metrics if group.first else None, self.saved_step)
         self._limits: Any = group.limits(self.governor, root)
         self._held.callback(self._limits.close)
 
@@ -413,7 +416,7 @@ class Life:
         began = time.monotonic()
         try:
             with self._stoppable(keeps=False):
-                size = save(self.folder, content, position, tables, again=False)
+                size = save(self.folder, content, position, tables, again=False, keep=self._keeps)
         except Exception as error:  # Reported beside the error that ends the run.
             self._lost = error
             self.report.text(f"step {position.step} could not be committed: {type(error).__name__}: {error}")
@@ -479,10 +482,10 @@ class Life:
             try:
                 if beside and not again and self.group.commits_alone:
                     self.keeper.give_way()  # One copy at a time.
-                    self._writer = save_beside(self.folder, content, self.at, tables, self.governor)
+                    self._writer = save_beside(self.folder, content, self.at, tables, self.governor, self._keeps)
                 if self._writer is None:
-                    size = self.group.either(lambda: save(self.folder, content, self.at, tables, again),
-                                             lambda ranks: save_together(ranks, self.folder, content, self.at, tables, again))
+                    size = self.group.either(lambda: save(self.folder, content, self.at, tables, again, self._keeps),
+                                             lambda ranks: save_together(ranks, self.folder, content, self.at, tables, again, self._keeps))
             except BaseException as error:
                 self._lost = error if tables else None  # Tables may be ahead of the published step.
                 raise
@@ -559,17 +562,25 @@ class Life:
                     failure = Failure.of(error)
                     raise
             finally:
-                last = failure or (Failure("stopped", self.stopped, "asked") if self.stopped else Failure("finished", "", "finished"))
-                epoch = None if self.at.ended == "left" else self.at.epoch  # After `break`: the epoch of the last step.
-                self.report.end(last.status, step, epoch, last.message, last.cause)
-                if self.group.first:
-                    self.folder.end_record()
-                    with contextlib.suppress(OSError):  # A report that cannot be written is no failure.
-                        _core.run_report(os.fspath(self.path), "")
+                self._tell_the_end(failure or Failure(*("stopped", self.stopped, "asked") if self.stopped else ("finished", "", "finished")), step)
         finally:
             self.closed, self._signals = True, None
             self.governor._hears = None
             self._held.close()
+
+    def _tell_the_end(self, last: Failure, step: int) -> None:
+        """Writes the last status, event and report; removes the folder of a recipe that failed before its first step."""
+        fails = last.status == "failed" or last.cause == "refused"
+        if not (self._is_new and fails and self.at.step == 0):
+            epoch = None if self.at.ended == "left" else self.at.epoch  # After `break`: the epoch of the last step.
+            self.report.end(last.status, step, epoch, last.message, last.cause)
+        if self.group.first:
+            self.folder.end_record()
+            if self._is_new and fails and self.at.step == 0:
+                self.folder.abandon()
+                return
+            with contextlib.suppress(OSError):  # A report that cannot be written is no failure.
+                _core.run_report(os.fspath(self.path), "")
 
     def leave_in_child(self) -> None:
         """Closes the run in a forked child, which has no part in its lock and signals."""

@@ -23,12 +23,12 @@ _UNKNOWN_STEPS = -1
 class Report:
     """Writes the reports of one run. Its files are in docs/formats/run.md."""
 
-    def __init__(self, folder: _core.RunFolder, governor: Governor, metrics: str, step: int) -> None:
-        """Opens the metrics, and writes the first status. metrics: their folder; "": this rank writes none. step: that of the commit to resume
+    def __init__(self, folder: _core.RunFolder, governor: Governor, metrics: str | None, step: int) -> None:
+        """Opens the metrics, and writes the first status. metrics: their folder; "": no files; None: this rank shows nothing. step: that of the commit to resume
         from; −1: a new run.
         """
         self._folder, self._governor = folder, governor
-        self._metrics = _core.Metrics.open(metrics, step) if metrics else None
+        self._metrics = _core.Metrics.open(metrics, step) if metrics is not None else None
         self._progress: _core.Progress | None = None
         self._began = self._training = time.monotonic()
         self._rows = 0

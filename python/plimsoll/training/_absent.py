@@ -5,6 +5,7 @@ Threads: any.   Memory: one number.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,9 +18,14 @@ _VALUES = frozenset(("H", "T", "data", "imag", "mH", "mT", "real"))  # Attribute
 
 
 class Absent(torch.nn.Parameter):
-    """A parameter without values. Its shape and dtype can be read; an operation on its values raises RuntimeError with its name."""
+    """A parameter without values. Its shape and dtype can be read; an operation on its values raises RuntimeError with its name.
+
+    In backward an operation is given the values: torch.utils.checkpoint runs a part of a block again there, when the block has run.
+    """
 
     what: str
+    bring: Callable[[], Any] | None = None
+    """Returns the values."""
 
     @classmethod
     def like(cls, parameter: Any, what: str, device: torch.device | None = None) -> Absent:
@@ -54,6 +60,9 @@ class Absent(torch.nn.Parameter):
                 return own
             if name == "to" and _stays(own, args[1:], kwargs or {}):
                 return own
+        if torch._C._current_graph_task_id() >= 0 and not _writes(name):
+            args, kwargs = _there((args, kwargs or {}))
+            return func(*args, **kwargs)
         what = next((one.what for one in _flat((args, kwargs)) if isinstance(one, cls)), "a weight")
         raise RuntimeError(f"{what} is on disk (plimsoll.stream_frozen) and in memory while its block runs alone: "
                            f"{owner or name} asked for its values outside")
@@ -73,6 +82,19 @@ class Absent(torch.nn.Parameter):
 def _stays(own: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     device, kind = torch._C._nn._parse_to(*args, **kwargs)[:2]
     return (device is None or device.type == own.device.type) and kind in (None, own.dtype) and not kwargs.get("copy")
+
+
+def _writes(name: str) -> bool:
+    return name in ("__set__", "__setitem__") or name.endswith("_") and not name.endswith("__")
+
+
+def _there(value: Any) -> Any:
+    """Returns the value with what is absent in it there."""
+    if isinstance(value, Absent) and value.bring is not None:
+        return value.bring()
+    if isinstance(value, (list, tuple)):
+        return (list if isinstance(value, list) else tuple)(map(_there, value))
+    return {key: _there(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 def _flat(value: Any) -> Any:

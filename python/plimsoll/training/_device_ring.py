@@ -92,25 +92,27 @@ class DeviceRing:
             self.alive -= 1
             self._changed.notify_all()
 
-    def use(self, block: int, after: Sequence[int]) -> list[Any]:
+    def use(self, block: int, after: Sequence[int] | None = None) -> list[Any]:
         """Returns the block's tensors, uint8, in the order of its places. The compute stream waits for them.
 
-        after: the blocks that will come next, the first one first. They are copied meanwhile where a slot is free.
+        after: the blocks that will come next, the first one first. They are copied meanwhile where a slot is free. None: a part of the
+               block runs again, and those that were named come next.
         Errors: what the disk or the copies met; torch.OutOfMemoryError; RuntimeError (all slots are in use; closed).
         """
         began = time.monotonic()
         with self._changed:
-            if block == 0:
-                self._passed()
-            self._settle([block, *after])
-            slot = self._found(block) or self._stayed(block) or self._made(block, after)
+            if after is not None:
+                if block == 0:
+                    self._passed()
+                self._settle([block, *after])
+            slot = self._found(block) or self._stayed(block) or self._made(block, after or [])
             while slot.ready is None:
                 self._must_go_on()
                 self._changed.wait()
             self.stall_seconds += time.monotonic() - began
             self.copies.compute().wait_event(slot.ready)
             tensors = self._host.parts(block, slot.data)
-            for one in after:
+            for one in after or []:
                 if self._found(one) is None and self._stayed(one) is None and self.alive < self._slots:
                     with contextlib.suppress(torch.OutOfMemoryError):  # Then it is copied when it is needed.
                         self._ask(one, [])

@@ -77,8 +77,8 @@ def stream_frozen(model: torch.nn.Module, files: str | os.PathLike[str] | Iterab
     is compared: with other files, or damaged ones, CorruptError names file and tensor when it is read, for the first
     time or after the file was written. So a run goes on, streamed or resident, from the same files alone.
     Outside of its block a streamed parameter has its shape and dtype and no values: RuntimeError names it. In a
-    forked process the model does not run. Caches of keys and values are left out where gradients are made. A block runs again
-    as a whole: torch.utils.checkpoint goes around it or not at all, never around a part within.
+    forked process the model does not run. Caches of keys and values are left out where gradients are made. Where
+    torch.utils.checkpoint goes around a part of a block, that part runs a third time, and the block may be read once more.
     Memory:  slots × the largest block, 4 MiB, and cache_bytes, leased when it is made. With a device two slots of the host's, and
              `slots` there.
     Errors:  BudgetExceeded; ValueError naming the argument or the parameter; NotFoundError; CorruptError; OSError. A model that did
@@ -277,7 +277,12 @@ class _Block:
         from torch import is_grad_enabled
         from torch.utils.checkpoint import checkpoint
 
+        def again(at: int) -> Any:
+            return self.owned[at].view(ring.use(number)[at])
+
         absent = [owned.parameter for owned in self.owned]
+        for at, none in enumerate(absent):
+            none.bring = functools.partial(again, at)
         inner = self.module.forward
 
         @contextlib.contextmanager
@@ -399,7 +404,8 @@ def _must_be_values(blocks: list[_Block]) -> None:
     for owned in (owned for block in blocks for owned in block.owned):
         if type(owned.parameter) is not torch.nn.Parameter:
             raise ValueError(f"model: {owned.full_name} is a {type(owned.parameter).__qualname__}, which has more than its values, and does not stream: "
-                             "say weights=\"resident\"; the recipes chat and vision stream quantised weights (--base nf4)")
+                             "say weights=\"resident\"; weights of nf4 and int8 stream in the recipes chat and vision, which quantise an unquantised model "
+                             "themselves: base = \"nf4\" (--base nf4)")
 
 
 def _room(governor: Governor, device: torch.device | None) -> Callable[[], int]:

@@ -124,17 +124,17 @@ class WeightRing:
         """Bytes of slots that stay a block's."""
         return self._kept.leased_bytes if self._kept is not None else 0
 
-    def use(self, block: int, after: Sequence[int]) -> list[Any]:
+    def use(self, block: int, after: Sequence[int] | None = None) -> list[Any]:
         """Returns the block's tensors, uint8, in the order of its places. They use the slot as long as one of them is alive.
 
-        after: the blocks that will come next, the first one first.
+        after: the blocks that will come next, the first one first. None: a part of the block runs again, and those that were named come next.
         Errors: those of the reading thread; RuntimeError (all slots are in use; closed; in a forked process).
         """
         if os.getpid() != self._process:
             raise RuntimeError("stream_frozen: a forked process has no streamed weights: run the model in the process "
                                "that made them, or start workers by \"spawn\"")
         with self._changed:
-            self._wanted = [block, *after]
+            self._wanted = [block, *(after if after is not None else (one for one in self._wanted if one != block))]
             self._changed.notify_all()
             slot, began, patience = self._slot_of(block), time.monotonic(), 0.0
             while slot is None:

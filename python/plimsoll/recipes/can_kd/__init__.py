@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 from typing import TYPE_CHECKING, Any
 
 from .. import DeviceOptions, Recipe, Told, option
@@ -30,7 +31,7 @@ class Options(DeviceOptions):
                         choices=("all", "autoencoder", "curriculum", "normal", "fusion", "evaluation"), decides_bits=False)
     model_size: str = option("both", "Model that this call trains: the teacher, the student or both",
                              choices=("both", "teacher", "student"), decides_bits=False)
-    teacher_vgae_hidden_dims: str = option("1024,512,96", "Widths of the teacher autoencoder's layers, the latent's last")
+    teacher_vgae_hidden_dims: str = option("1024,512,96", "Widths of the teacher autoencoder's layers, the latent's last", widths=True, least=1, most=65536)
     teacher_vgae_heads: int = option(4, "Attention heads of the teacher autoencoder's first layer", least=1, most=256)
     teacher_vgae_embedding_dim: int = option(64, "Width of the CAN-id embedding in the teacher autoencoder", least=1, most=65536)
     teacher_gat_hidden: int = option(64, "Width of one attention head of the teacher classifier", least=1, most=65536)
@@ -38,7 +39,7 @@ class Options(DeviceOptions):
     teacher_gat_heads: int = option(8, "Attention heads of each layer of the teacher classifier", least=1, most=256)
     teacher_gat_embedding_dim: int = option(32, "Width of the CAN-id embedding in the teacher classifier", least=1, most=65536)
     teacher_gat_fc_layers: int = option(3, "Number of dense layers after pooling in the teacher classifier", least=1, most=16)
-    student_vgae_hidden_dims: str = option("80,40,16", "Widths of the student autoencoder's layers, the latent's last")
+    student_vgae_hidden_dims: str = option("80,40,16", "Widths of the student autoencoder's layers, the latent's last", widths=True, least=1, most=65536)
     student_vgae_heads: int = option(1, "Attention heads of the student autoencoder's first layer", least=1, most=256)
     student_vgae_embedding_dim: int = option(4, "Width of the CAN-id embedding in the student autoencoder", least=1, most=65536)
     student_gat_hidden: int = option(24, "Width of one attention head of the student classifier", least=1, most=65536)
@@ -110,19 +111,37 @@ class Options(DeviceOptions):
                                         decides_bits=False)
     cache_bytes: int = option(-1, "Memory of the graphs; 0: read from disk; -1: all graphs, if they fit", least=-1, size=True, decides_bits=False)
 
+    @property
+    def virtual_workers(self) -> int:
+        """1 for several ranks: each makes every step whole, so that any number of them gives the bits of one process."""
+        return int(ranks() > 1)
+
+    def on_processor_because(self) -> str:
+        return "device: ranks train on the processor" if ranks() > 1 else ""
+
     def size(self, role: str, name: str) -> Any:
         """Returns a size of the role's models: size("teacher", "gat_heads")."""
         return getattr(self, f"{role}_{name}")
 
 
+def ranks() -> int:
+    """Returns how many processes train the run together."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
+def _check_ranks(options: Options) -> None:
+    if ranks() != int(os.environ.get("LOCAL_WORLD_SIZE", ranks())):
+        raise ValueError("can-kd: its ranks are processes of one machine; start them on one")
+    if not options.batch_size:
+        raise ValueError(f"batch_size = auto is planned for one process, and these are {ranks()} ranks; give batch_size a number")
+    if options.device_name() != "cpu":
+        raise ValueError(f"{options.on_processor_because()}, or --device cpu")
+
+
 def before(options: Options) -> None:
-    """Checks the options, and that published students can be read. Errors: ValueError naming the option; of originals_of()."""
-    for name in ("teacher_vgae_hidden_dims", "student_vgae_hidden_dims"):
-        words = getattr(options, name).split(",")
-        if not 2 <= len(words) <= 8 or any(not word.strip().isdecimal() or not 1 <= int(word) <= 65536 for word in words):
-            raise ValueError(f"{name}: {getattr(options, name)!r} must be 2 to 8 whole numbers from 1 to 65536, such as 80,40,16")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("can-kd: the recipe in Python trains in one process; start one, without torchrun")
+    """Checks the ranks, and that published students can be read. Errors: ValueError naming the option; of originals_of()."""
+    if ranks() > 1:
+        _check_ranks(options)
     from ._run import originals_of  # Its libraries count as held before the run.
 
     if options.run_test or options.stage == "evaluation":
@@ -147,9 +166,21 @@ def plan(options: Options, device: str, device_memory_limit: str) -> dict[str, A
     return plan_run(options, device, device_memory_limit)
 
 
+def weighed(options: Options, said: dict[str, Any]) -> tuple[Options, str, set[str]]:
+    """Returns the options of the plan's tightest task alone, its name, and the choices that it has."""
+    from ._training import is_taught
+    from ._tasks import all_tasks
+
+    [task] = [one for one in all_tasks() if one.name == said["task"]]
+    names = set(RECIPE.choices) - (set() if is_taught(options, task) else {"offload_teacher_to_cpu"})
+    return dataclasses.replace(options, stage=task.stage, model_size=task.role), task.name, names
+
+
 RECIPE = Recipe(
     "can-kd", "Intrusion detection on CAN-bus graphs: a teacher, and a student of it", Options, train, evaluate, plan, before=before,
-    unit="graphs", data="Graph set to train on (plimsoll import can)",
+    unit="graphs", data="Graph set to train on (plimsoll import can)", presets=pathlib.Path(__file__).with_name("presets"),
+    choices={"gradient_checkpointing": (True, False), "precision": ("32", "bf16-mixed"), "offload_teacher_to_cpu": (False, True)},
+    weighed=weighed, accumulates="accumulate_grad_batches",
     examples=("plimsoll train can-kd --data data/ --out run/ --memory-limit 1GiB --config small.toml",
               "plimsoll resume run/ --stage fusion --json       the next stage of the same run",
               "plimsoll train can-kd --data data/ --out run/ --model-size student --teacher-path teacher/"))

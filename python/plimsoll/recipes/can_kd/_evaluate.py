@@ -59,12 +59,7 @@ class _Detector:
     """Whether the role's fusion asks it."""
 
 
-class Stopped(Exception):
-    """The evaluation was asked to stop, and left no trace."""
-
-
-def evaluate(options: Options, data: Data, folder: str | pathlib.Path, write: bool,
-             stop_asked: Callable[[], object] = lambda: False) -> tuple[dict[str, Any], str]:
+def evaluate(options: Options, data: Data, folder: str | pathlib.Path, write: bool) -> tuple[dict[str, Any], str]:
     """Evaluates the models in RUN/models, and the published students that the options name. Returns the figures and their tables.
 
     write:  leaves evaluation.json and evaluation.txt in `folder`; the first also has the curves of the test files.
@@ -77,14 +72,14 @@ def evaluate(options: Options, data: Data, folder: str | pathlib.Path, write: bo
     for detectors in (*(_detectors_of(options, data, role, folder) for role in ROLES), _originals(options, data)):
         parts: dict[str, Report] = {}  # Of the fusion, which comes after them.
         for one in detectors:
-            kept = _scores_of(one, data.held_out, options, stop_asked)
+            kept = data.score(data.held_out, options.scoring_chunk, one.ask)
             threshold = 0.5 if one.probability else youden_threshold(kept, data.labels[data.held_out])
             at_home = held_out[f"{one.role} {one.name}"] = score(kept, data.labels[data.held_out], threshold)
             entry = told.setdefault(one.role, {})[one.name] = {
                 "parameters": one.parameters, **plain({"threshold": threshold}), "held_out": plain(at_home)}
             if not len(data.test):
                 continue
-            away, labels = _scores_of(one, data.test, options, stop_asked), data.labels[data.test]
+            away, labels = data.score(data.test, options.scoring_chunk, one.ask), data.labels[data.test]
             names = [file["name"] for file in data.set.info["files"]]
             report = score_by_file(away, labels, data.file[data.test], names, threshold)
             entry["test"] = report.to_json()
@@ -104,17 +99,6 @@ def evaluate(options: Options, data: Data, folder: str | pathlib.Path, write: bo
             with replaced(folder / f"evaluation.{name}") as partial:
                 partial.write_text(content, "utf-8")
     return told, text
-
-
-def _scores_of(detector: _Detector, graphs: np.ndarray, options: Options, stop_asked: Callable[[], object]) -> np.ndarray:
-    scores = np.empty(len(graphs), np.float32)
-    for first in range(0, len(graphs), options.scoring_chunk):
-        if stop_asked():
-            raise Stopped
-        chunk = graphs[first:first + options.scoring_chunk]
-        with torch.no_grad():
-            scores[first:first + len(chunk)] = detector.ask(chunk)
-    return scores
 
 
 def _detectors_of(options: Options, data: Data, role: str, folder: pathlib.Path) -> Iterator[_Detector]:

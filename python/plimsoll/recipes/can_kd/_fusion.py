@@ -14,7 +14,7 @@ Memory:  68 bytes for each of at most 65,536 graphs; 140 bytes for each place of
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,7 +127,7 @@ class Fusion:
     epochs = 1
 
     def __init__(self, options: Options, data: Data, role: str, folder: str | pathlib.Path) -> None:
-        """Asks both finished models about the training graphs, or a sample of them. Errors: of load_model()."""
+        """Asks both finished models about the training graphs, or a sample of them. Errors: of load_model(); Stopped."""
         self.options, self.task = options, Task(role, "fusion")
         self.seed = weight_seed(options, self.task)
         self.rate = options.fusion_lr
@@ -148,9 +148,7 @@ class Fusion:
         autoencoder, classifier = (load_model(options, data, Task(role, stage), folder) for stage in ("autoencoder", options.fusion_gat))
         order = SampleOrder(len(data.train), self.seed)
         graphs = data.train[order.at(np.arange(min(len(data.train), _GRAPHS_MOST)))]
-        states = np.empty((len(graphs), STATES), np.float32)
-        for first, batch in data.chunks(graphs, options.scoring_chunk):
-            states[first:first + len(batch)] = fusion_states(autoencoder, classifier, batch)
+        states = data.score(graphs, options.scoring_chunk, lambda chunk: fusion_states(autoencoder, classifier, data.read(chunk)))
         return states, data.labels[graphs]
 
     # ---- A step ----
@@ -236,7 +234,13 @@ class Fusion:
     def parameters(self) -> int:
         return sum(one.numel() for one in self.trained())
 
-    def end_epoch(self, stop_asked: Callable[[], bool] | None = None) -> dict[str, Any]:
+    def begin(self) -> None:
+        """Does nothing: the graphs were looked at when this was made."""
+
+    def look_back(self) -> None:
+        """Does nothing: an episode's reward is known when it is played."""
+
+    def end_epoch(self, seen: None) -> dict[str, Any]:
         """Returns the figures of the event "epoch"."""
         return {"loss": 0.0, "held_out_loss": 0.0, "best": True, "reward": self.notes["reward_sum"] / self.options.fusion_episodes}
 

@@ -65,7 +65,8 @@ def plan_run(options: Options, device: str, device_memory_limit: str) -> Told:
         task = tightest(plans)
         size, ledger = plans[task].batch_size, governor.ledger()
         steps = -(-len(data.train) // size)
-        entries = {"batch_size": size, "task": task, "limit_bytes": ledger.limit_bytes, "baseline_bytes": ledger.baseline_bytes,
+        tight = {name: getattr(plans[task], name) for name in ("peak_bytes", "bytes_per_row", "step_seconds")}
+        entries = {"batch_size": size, "task": task, **tight, "limit_bytes": ledger.limit_bytes, "baseline_bytes": ledger.baseline_bytes,
                    "foreign_bytes": options.foreign_bytes, "set_bytes": ledger.pools["loader"].leased_bytes, "set_cached": data.set.cached,
                    "steps_per_epoch": steps, "tasks": {name: dataclasses.asdict(plan) for name, plan in plans.items()}}
         lines = [f"batch_size = {size}, held there by {task}; {steps} steps an epoch", f"under a limit of {format_bytes(ledger.limit_bytes)}"]

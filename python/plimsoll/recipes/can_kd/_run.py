@@ -6,6 +6,8 @@
     → evaluation
 
 A commit holds the model, the best weights and the optimizer of the task in progress alone. Between two tasks it holds none.
+Every rank makes each step whole, since a batch's graphs share batch statistics; ranks share the graphs that are scored.
+A stop ends a validation at once. The epoch then stays due, and the resumed run looks back at it before its next step.
 Reading order: _tasks.py, _training.py, _teacher.py, _fusion.py, this file.
 
 Threads: the thread that trains.
@@ -13,21 +15,25 @@ Memory:  one task's, see _training.py and _teacher.py; the graph set's cache.
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from ...errors import NotFoundError
-from ._evaluate import Stopped, evaluate, originals_of
+from ...errors import BudgetExceeded, NotFoundError
+from ...ranks._virtual_workers import WorkerBatches
+from ...training._step import TrainingStep
+from ._evaluate import evaluate, originals_of
 from ._fusion import Fusion
 from ._plan import plan_tasks, tightest
-from ._tasks import Data, Task, about_model, all_tasks, model_of, model_path, wanted_tasks
+from ._tasks import Data, Stopped, Task, about_model, all_tasks, model_of, model_path, wanted_tasks
 from ._teacher import Teacher
 from ._teacher_file import find_teacher
 from ._training import Training, is_taught, optimizer_of
@@ -49,6 +55,8 @@ class Epochs:
         self._work: Any = work
         self._before = before
         self._epoch = self._position = 0
+        self.seen: Any = None
+        """The look back of a resumed run at an epoch whose steps were all made. The loop puts back what was committed, and then ends the epoch."""
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -60,6 +68,10 @@ class Epochs:
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the rest of the epoch."""
+        if self.seen is not None:
+            self._work.end_epoch(self.seen)
+            self.seen = None
+            return
         for batch in self._work.batches(self._epoch, self._position):
             self._position = self._work.after(batch)
             yield batch
@@ -94,14 +106,13 @@ class CanKd:
     """One life of a run."""
 
     def __init__(self, run: Run, options: Options) -> None:
-        """Opens the data. Errors: ValueError for several ranks; those of the graph set."""
-        if run.group.count > 1:
-            raise ValueError("can-kd: the recipe in Python trains in one process; start one, without torchrun")
+        """Opens the data. Errors: those of the graph set, on all ranks."""
         self.run, self.options, self.folder = run, options, pathlib.Path(run.path)
-        self.data = Data(run.governor, options)
+        self.data: Data = run.group.on_all("the beginning", lambda: Data(run.governor, options, run.group, lambda: run.stop_asked))
         self.bench = Bench()
         # Which task is in progress, with which teacher; tasks that ended, in order, with their epochs.
-        self.notes: dict[str, Any] = {"task": "", "teacher_sha256": "", "ended": [], "data": self.data.set.info["fingerprint"], "batch_size": 0}
+        self.notes: dict[str, Any] = {"task": "", "teacher_sha256": "", "ended": [], "data": self.data.set.info["fingerprint"], "batch_size": 0,
+                                      "admitted": []}
         self._graphs = 0
         self._began = time.monotonic()
         self._evaluated: tuple[dict[str, Any], str] = {}, ""
@@ -116,6 +127,7 @@ class CanKd:
             tasks = self._tasks()
             if not self.options.batch_size:
                 self._choose_batch_size()
+            self._admit(tasks)
             if tasks and tasks[0].stage != "evaluation":
                 self._train(tasks)
             if tasks and tasks[-1].stage == "evaluation" and not run.stopped:
@@ -162,11 +174,36 @@ class CanKd:
             self.run.event("batch_size", batch_size=least.batch_size, task=tightest(plans), label=least.label, peak_bytes=least.peak_bytes)
         self.options = dataclasses.replace(self.options, batch_size=self.notes["batch_size"])
 
+    def _admit(self, tasks: list[Task]) -> None:
+        """Rehearses the largest step of each task that no life has rehearsed yet, so that none is refused when its turn comes.
+
+        The first task's own step rehearses it. Errors: BudgetExceeded naming the task.
+        """
+        trained = [task for task in tasks if task.stage not in ("fusion", "evaluation")]
+        for task in trained[1:]:
+            if task.name not in self.notes["admitted"]:
+                self.run.group.on_all("the parts", functools.partial(self._rehearse, task))
+        self.notes["admitted"] = sorted({*self.notes["admitted"], *(task.name for task in trained)})
+
+    def _rehearse(self, task: Task) -> None:
+        work, run = self._training(task, rehearsal=True), self.run
+        largest = work.largest()
+        step = TrainingStep(work.module, optimizer_of(work.trained()), before_update=work.clip, directory=self.folder)
+        try:
+            with self._fits(task):  # Its state, which the rehearsal puts back, may not.
+                admitted = step.admit(largest, work.loss)
+        except BudgetExceeded as error:
+            error.args = (error.args[0] if task.name in str(error) else f"{task.name}: {error}",)
+            raise
+        run.event("rehearsed", task=task.name, graphs=work.graphs(largest), admitted_bytes=admitted)
+
     # ---- The tasks ----
 
     def _train(self, tasks: list[Task]) -> None:
         run = self.run
-        work = self._begin(tasks[0]) if self.notes["task"] else None
+        work = None
+        if self.notes["task"] and (work := self._begin(tasks[0])) is None:
+            return
         run.track(model=self.bench, optimizer=self.bench.optimizer, work=self.bench.notes)
         if work is not None and self.notes["teacher_sha256"] != self._teacher_sha256(work):
             raise ValueError(f"{self.folder}: {tasks[0].name} was begun with another teacher; name the one it was begun with (--teacher-path), or "
@@ -181,60 +218,79 @@ class CanKd:
             if task.stage == "evaluation":
                 break
             resumed, work = work is not None, work or self._begin(task)
-            before = self._loop(task, work, before, resumed)
+            if work is None:
+                break
+            ended = self._unless_stopped(functools.partial(self._loop, task, work, before, resumed))
             if run.stopped:
                 break
-            work = None
+            before, work = ended, None
 
-    def _begin(self, task: Task) -> Work:
-        """Makes a task's work, and lays it on the bench. Errors: BudgetExceeded where its models alone do not fit."""
+    def _unless_stopped(self, work: Callable[[], Any]) -> Any:
+        """Returns work(), which a stop may give up; None where the run was asked to stop."""
+        while True:
+            try:
+                return work()
+            except Stopped:
+                if self.run.idle(0):
+                    return None
+
+    def _begin(self, task: Task) -> Work | None:
+        """Makes a task's work, and lays it on the bench. None: the run was asked to stop meanwhile.
+
+        Errors: BudgetExceeded where its models alone do not fit.
+        """
+        work: Work | None = self._unless_stopped(lambda: Fusion(self.options, self.data, task.role, self.folder)) if task.stage == "fusion" else \
+            self.run.group.on_all("the parts", lambda: self._training(task))
+        if work is not None:
+            self.bench.put(work)
+        return work
+
+    def _training(self, task: Task, rehearsal: bool = False) -> Training:
+        with self._fits(task):
+            teacher = self._teacher(task, rehearsal) if is_taught(self.options, task) else None
+            return Training(self.options, self.data, task, self.folder, teacher)
+
+    @contextlib.contextmanager
+    def _fits(self, task: Task) -> Iterator[None]:
+        """Says which limit a task's models need, where they do not fit. Errors: BudgetExceeded."""
         try:
-            work = self._work(task)
+            yield
         except torch.OutOfMemoryError as error:
-            if task.stage == "fusion" or self.data.device.type != "cpu":
+            if self.data.device.type != "cpu":
                 raise
             with torch.device("meta"):
                 model = model_of(self.options, self.data, task, None)
             needed = 5 * sum(one.numel() * one.element_size() for one in model.parameters())  # Best weights, gradients and Adam's, too.
             raise self.run.governor.refusal("tensors", needed, f"{task.name}: its model does not fit: {error}") from None
-        self.bench.put(work)
-        return work
 
-    def _work(self, task: Task) -> Work:
-        options = self.options
-        if task.stage == "fusion":
-            return Fusion(options, self.data, task.role, self.folder)
-        if not is_taught(options, task):
-            return Training(options, self.data, task, self.folder)
+    def _teacher(self, task: Task, rehearsal: bool) -> Teacher:
         named = Task("teacher", task.stage)
-        weights = find_teacher(options.teacher_path, named.name) if options.teacher_path else model_path(self.folder, named)
-        cache = self._cache(task) if options.use_teacher_cache else None
-        return Training(options, self.data, task, self.folder, Teacher(options, self.data, task, weights, self.run.governor, cache))
-
-    def _cache(self, task: Task) -> pathlib.Path:
-        (self.folder / "cache").mkdir(exist_ok=True)
-        return self.folder / "cache" / f"{task.name}.answers"
+        weights: pathlib.Path | None = model_path(self.folder, named)
+        if self.options.teacher_path:
+            weights = find_teacher(self.options.teacher_path, named.name)
+        elif not self._is_done(named):
+            weights = None  # Its turn comes before this task's.
+        return Teacher(self.options, self.data, task, weights, self.run.governor, None if rehearsal else self.folder / "cache")
 
     @staticmethod
     def _teacher_sha256(work: Work) -> str:
         return work.teacher.sha256() if isinstance(work, Training) and work.teacher is not None else ""
 
     def _loop(self, task: Task, work: Work, before: int, resumed: bool) -> int:
-        """Trains a task to its end, or until the run is asked to stop. Returns the epochs of the run so far."""
-        run, options, bench = self.run, self.options, self.bench
+        """Trains a task to its end, or until the run is asked to stop. Returns the epochs of the run so far. Errors: Stopped before its loop."""
+        run, options, epochs, over = self.run, self.options, Epochs(work, before), False
         self.notes.update(task=task.name, teacher_sha256=self._teacher_sha256(work))
         run.event("task", step=run.steps_made, task=task.name, resumed=resumed, parameters=work.parameters)
+        work.begin()
+        if work.notes.get("due"):
+            epochs.seen = self._look_back(work)
+            self._end_epoch(task, work, epochs.seen, run.steps_made)
+            over = work.finished
         largest = work.largest() if isinstance(work, Training) else None
-        for batch in run.steps(Epochs(work, before), epochs=work.epochs, largest=largest, cleanup_every_n_steps=options.cleanup_every_n_steps):
+        batches = run.steps(epochs, epochs=work.epochs, largest=largest, cleanup_every_n_steps=options.cleanup_every_n_steps)
+        for batch in () if over else batches:
             largest = None
-            epoch = bench.notes.get("epoch", 0)
-            bench.optimizer.param_groups[0].update(lr=work.rate, weight_decay=work.weight_decay)
-            loss = run.step(work.loss, batch, before_update=work.clip)
-            terms, graphs = work.made(loss, batch), work.graphs(batch)
-            self._graphs += graphs
-            run.event("step", step=run.steps_made + 1, task=task.name, epoch=epoch, loss=loss, graphs=graphs, **terms)
-            if work.ends_epoch(batch):
-                self._end_epoch(task, work, epoch)
+            self._step(task, work, batch[0] if isinstance(batch, WorkerBatches) else batch)
             if work.finished:
                 break
         if not run.stopped:
@@ -242,19 +298,35 @@ class CanKd:
             self._end(task, work)
         return before + work.epochs + 1
 
-    def _end_epoch(self, task: Task, work: Work, epoch: int) -> None:
-        run = self.run
-        with run.phase("evaluate"):
-            figures = work.end_epoch()
-        ledger = run.governor.ledger()
-        run.event("epoch", **{"step": run.steps_made + 1, "task": task.name, "epoch": epoch, **figures,
-                              "graphs_per_second": self._speed(), "leased_bytes": ledger.leased_bytes})
+    def _step(self, task: Task, work: Any, batch: Any) -> None:
+        run, bench = self.run, self.bench
+        epoch = bench.notes.get("epoch", 0)
+        bench.optimizer.param_groups[0].update(lr=work.rate, weight_decay=work.weight_decay)
+        loss = run.step(work.loss, batch, before_update=work.clip)
+        terms, graphs = work.made(loss, batch), work.graphs(batch)
+        self._graphs += graphs
+        run.event("step", step=run.steps_made + 1, task=task.name, epoch=epoch, loss=loss, graphs=graphs, **terms)
+        if work.ends_epoch(batch):
+            with contextlib.suppress(Stopped):  # The boundary obeys, and the epoch stays due.
+                self._end_epoch(task, work, self._look_back(work), run.steps_made + 1)
+
+    def _look_back(self, work: Any) -> Any:
+        with self.run.phase("evaluate"):
+            return work.look_back()
+
+    def _end_epoch(self, task: Task, work: Any, seen: Any, step: int) -> None:
+        run, epoch = self.run, work.notes.get("epoch", 0)
+        figures = work.end_epoch(seen)
+        run.event("epoch", **{"step": step, "task": task.name, "epoch": epoch, **figures, "graphs_per_second": self._speed(),
+                              "leased_bytes": run.governor.ledger().leased_bytes})
 
     def _end(self, task: Task, work: Work) -> None:
         """Writes the finished model. Then comes a step that notes the end: a kill between them trains nothing again."""
-        run = self.run
-        work.save(model_path(self.folder, task))
+        run, files = self.run, []
+        if run.is_writer:
+            work.save(model_path(self.folder, task))
         if isinstance(work, Training) and work.teacher is not None:
+            files = work.teacher.files
             run.event("teacher", step=run.steps_made, task=task.name, parameters=work.teacher.parameters, **work.teacher.stats,
                       weight_bytes=work.teacher.weight_bytes)
             work.teacher.close()
@@ -262,17 +334,20 @@ class CanKd:
         for _ in run.steps([0], progress=False):
             self.bench.put(None)
             self.notes.update(task="", teacher_sha256="", ended=[*self.notes["ended"], [task.name, work.epochs]])
-        self._cache(task).unlink(missing_ok=True)
+        for file in files if run.is_writer else ():
+            file.unlink(missing_ok=True)
 
     def _evaluate(self) -> None:
         run = self.run
-        try:
+
+        def evaluated() -> tuple[dict[str, Any], str]:
             with run.phase("evaluate"):
-                self._evaluated = evaluate(self.options, self.data, self.folder, True, lambda: run.stop_asked)
-        except Stopped:
-            run.idle(0)
-            return
-        run.event("eval", step=run.steps_made, file="evaluation.json")
+                return evaluate(self.options, self.data, self.folder, run.is_writer)
+
+        said = self._unless_stopped(evaluated)
+        if said is not None:
+            self._evaluated = said
+            run.event("eval", step=run.steps_made, file="evaluation.json")
 
     # ---- The summary ----
 

@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,11 +23,13 @@ from ..._core import crc32c
 from ...core._folders import replaced
 from ...data._graphs import GraphSet
 from ...errors import NotFoundError
+from ...ranks._group import Solo
 from ._models import Autoencoder, Classifier, Graphs, Model, graphs_of
 from ._teacher_file import filled, read_weights
 
 if TYPE_CHECKING:
     from ...memory._memory import Governor
+    from ...ranks._group import Group
     from . import Options
 
 ROLES = ("teacher", "student")
@@ -80,11 +82,16 @@ def step_noise(options: Options, task: Task, epoch: int, position: int) -> int:
     return int(high << 32 | low)
 
 
-class Data:
-    """The graphs of a run, and which are for what."""
+class Stopped(Exception):
+    """The run was asked to stop, and what was being computed left no trace."""
 
-    def __init__(self, governor: Governor, options: Options) -> None:
+
+class Data:
+    """The graphs of a run, which are for what, and the ranks that score them."""
+
+    def __init__(self, governor: Governor, options: Options, group: Group | None = None, stop_asked: Callable[[], object] = lambda: False) -> None:
         """Opens the graph set. Errors: ValueError where it has no graph to train on; those of GraphSet.open()."""
+        self.group, self._stop_asked = group or Solo(), stop_asked
         self.set = GraphSet.open(governor, options.data, cache_bytes=None if options.cache_bytes < 0 else options.cache_bytes)
         self.ids = self.set.table_rows
         self.train, self.test = self.set.split("train"), self.set.split("test")
@@ -103,10 +110,14 @@ class Data:
         """Reads graphs as one batch for a model."""
         return graphs_of(self.set.read(graphs), self.device, noise)
 
-    def chunks(self, graphs: np.ndarray, chunk: int) -> Iterator[tuple[int, Graphs]]:
-        """Yields (the first one's place, a batch) for `chunk` graphs at a time."""
-        for first in range(0, len(graphs), chunk):
-            yield first, self.read(graphs[first:first + chunk])
+    def score(self, graphs: np.ndarray, chunk: int, ask: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Returns ask() of `chunk` graphs at a time, given by their numbers; ranks share the chunks. Errors: Stopped."""
+        def look() -> None:
+            if self._stop_asked():
+                raise Stopped
+
+        with torch.no_grad():
+            return self.group.by_chunks(len(graphs), chunk, lambda begin, end: ask(graphs[begin:end]), look)
 
     def largest(self, graphs: np.ndarray, count: int) -> np.ndarray:
         """Returns the `count` largest of these graphs by nodes and edges."""

@@ -70,6 +70,17 @@ def find_teacher(teacher_path: str, name: str) -> pathlib.Path:
                         "a file of weights")
 
 
+def is_ours(path: pathlib.Path) -> bool:
+    """Whether a file of weights is a finished model of ours, which is read without looking for what it holds."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            return "crc32c" in (file.metadata() or {})
+    except SafetensorError:
+        return False
+
+
 def load_teacher(path: pathlib.Path, ids: int, *, autoencoder: bool, task: str) -> Autoencoder | Classifier:
     """Makes the model that a file of weights holds, in eval mode.
 

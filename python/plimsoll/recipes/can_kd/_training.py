@@ -113,6 +113,18 @@ class Step:
     rehearsal: bool = False
 
 
+@dataclasses.dataclass
+class LookBack:
+    """Figures from the end of an epoch, before anything is changed by them."""
+
+    held_out_loss: float
+    tests: dict[str, float]
+    """Figures of the test files."""
+    difficulty: np.ndarray | None
+    """Difficulties of the normal graphs, for the next epoch; None: as before."""
+    scoring_seconds: float
+
+
 class Training:
     """Trains the autoencoder or the classifier of one task."""
 
@@ -132,7 +144,9 @@ class Training:
             self.module["projection"] = self._projection
         if task.stage == "curriculum":
             self.module.register_buffer("difficulty", torch.zeros(len(data.normals)))
-        self.notes: dict[str, Any] = {"epoch": 0, "best_loss": 0.0, "best_epoch": -1, "loss_sum": 0.0, "loss_steps": 0, "scored_epoch": -1}
+        # due: all steps of the epoch were made, and it was not looked back at yet.
+        self.notes: dict[str, Any] = {"epoch": 0, "best_loss": 0.0, "best_epoch": -1, "loss_sum": 0.0, "loss_steps": 0, "scored_epoch": -1,
+                                      "due": False}
         self.epochs = options.max_epochs
         self.parameters = sum(one.numel() for one in self.model.parameters())
         self.weight_decay = options.weight_decay
@@ -166,9 +180,12 @@ class Training:
     @property
     def finished(self) -> bool:
         """Whether no epoch is left, or patience is over."""
+        return self._finished(self.notes["epoch"], self.notes["best_epoch"])
+
+    def _finished(self, epoch: int, best_epoch: int) -> bool:
         student = self.task.role == "student" and not self._autoencoder
         patience = self.options.student_gat_patience if student else self.options.patience
-        return self.notes["epoch"] >= self.epochs or self.notes["epoch"] - 1 - self.notes["best_epoch"] >= patience
+        return epoch >= self.epochs or epoch - 1 - best_epoch >= patience
 
     # ---- The graphs of an epoch ----
 
@@ -178,23 +195,34 @@ class Training:
     def _graphs(self, epoch: int) -> np.ndarray:
         if self.task.stage != "curriculum":
             return self._candidates()
-        every, scored = self.options.difficulty_cache_update, self.notes["scored_epoch"]
-        if scored < 0 or (not self.options.use_vgae_mining and every > 0 and epoch - scored >= every):
-            self._score_difficulty(epoch)
         difficulties = self.module.get_buffer("difficulty").cpu().numpy()
         self._choice = choose(difficulties, self._data.normals, self._data.attacks, self.options, epoch)
         return self._choice.graphs
 
-    def _score_difficulty(self, epoch: int) -> None:
+    def begin(self) -> None:
+        """Scores what the first epoch needs. Errors: Stopped."""
+        if self.task.stage == "curriculum" and self.notes["scored_epoch"] < 0:
+            self._take_difficulty(0, *self._difficulty())
+
+    def _difficulty(self) -> tuple[np.ndarray, float]:
+        """Returns the difficulty of each normal graph, and the seconds that took. Errors: Stopped."""
         began = time.monotonic()
         if self.options.use_vgae_mining:
             scorer = load_model(self.options, self._data, Task(self.task.role, "autoencoder"), self._folder)
             found = self._answers(self._data.normals, lambda graphs: graph_errors(scorer(graphs), graphs))
         else:
             found = self._answers(self._data.normals, self._losses)
+        return found, time.monotonic() - began
+
+    def _take_difficulty(self, epoch: int, found: np.ndarray, seconds: float) -> None:
         self.module.get_buffer("difficulty").copy_(torch.from_numpy(found))
         self.notes["scored_epoch"] = epoch
-        self._scoring_seconds = time.monotonic() - began
+        self._scoring_seconds = seconds
+
+    def _scores_anew(self, epoch: int) -> bool:
+        """Whether an epoch begins with the classifier's own losses, found anew."""
+        every = self.options.difficulty_cache_update
+        return (self.task.stage == "curriculum" and not self.options.use_vgae_mining and 0 < every <= epoch - self.notes["scored_epoch"])
 
     def batches(self, epoch: int, position: int) -> Iterator[Step]:
         """Yields the steps of an epoch, from a place in it on."""
@@ -297,20 +325,20 @@ class Training:
 
     def made(self, loss: float, step: Step) -> dict[str, float]:
         """Counts a step that was made. Returns the terms of its loss."""
-        self.notes.update(loss_sum=self.notes["loss_sum"] + loss, loss_steps=self.notes["loss_steps"] + 1)
+        self.notes.update(loss_sum=self.notes["loss_sum"] + loss, loss_steps=self.notes["loss_steps"] + 1, due=step.ends_epoch)
+        if self.teacher is not None:
+            self.teacher.made()
         return {name: float(value) for name, value in self._terms.items()}
 
     # ---- An epoch's end ----
 
-    @torch.no_grad()
     def _answers(self, graphs: np.ndarray, answer: Callable[[Graphs], torch.Tensor]) -> np.ndarray:
-        """Returns float32 [graphs], chunk by chunk. The model is as before."""
+        """Returns float32 [graphs], chunk by chunk. The model is as before. Errors: Stopped."""
         self.model.eval()
         try:
-            found = [answer(batch).cpu().numpy() for _, batch in self._data.chunks(graphs, self.options.scoring_chunk)]
+            return self._data.score(graphs, self.options.scoring_chunk, lambda chunk: answer(self._data.read(chunk)).cpu().numpy())
         finally:
             self.model.train()
-        return np.concatenate(found) if found else np.empty(0, np.float32)
 
     def _losses(self, graphs: Graphs) -> torch.Tensor:
         made = self.model(graphs)
@@ -322,28 +350,43 @@ class Training:
 
     def _answer_largest(self, count: int) -> None:
         chunk = self.options.scoring_chunk if not self.options.batch_size else max(1, self.options.scoring_chunk * count // self.options.batch_size)
-        for graphs in (self._data.held_out, self._data.test):
-            if len(graphs):
-                self._answers(self._data.largest(graphs, min(chunk, self.options.scoring_chunk)), self._losses)
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                for graphs in (self._data.held_out, self._data.test):
+                    if len(graphs):
+                        self._losses(self._data.read(self._data.largest(graphs, min(chunk, self.options.scoring_chunk))))
+        finally:
+            self.model.train()
 
-    def end_epoch(self) -> dict[str, Any]:
-        """Validates, and keeps the weights of the best epoch. Returns the figures of the epoch."""
-        notes, epoch = self.notes, self.notes["epoch"]
+    def look_back(self) -> LookBack:
+        """Validates, looks at the test files, and scores what the next epoch needs. Nothing is changed. Errors: Stopped."""
+        epoch = self.notes["epoch"]
         losses = self._answers(self._data.held_out, self._losses).astype(np.float64)
         if self._autoencoder:
             losses = losses[self._data.labels[self._data.held_out] == 0]
         held_out = float(losses.sum() / len(losses)) if len(losses) else 0.0
-        best = notes["best_epoch"] < 0 or held_out < notes["best_loss"]
-        figures: dict[str, Any] = {"epoch": epoch, "loss": notes["loss_sum"] / max(1, notes["loss_steps"]), "held_out_loss": held_out, "best": best,
-                                   **self._test_figures(epoch), "graphs": float(len(self._graphs_now(epoch))), **self._curriculum_figures()}
-        if best:
-            notes.update(best_loss=held_out, best_epoch=epoch)
-            self.module["best"].load_state_dict(self.model.state_dict())
-        notes.update(epoch=epoch + 1, loss_sum=0.0, loss_steps=0)
-        return figures
+        tests = self._test_figures(epoch)
+        goes_on = not self._finished(epoch + 1, epoch if self._is_best(held_out) else self.notes["best_epoch"])
+        scored = self._difficulty() if goes_on and self._scores_anew(epoch + 1) else (None, 0.0)
+        return LookBack(held_out, tests, *scored)
 
-    def _graphs_now(self, epoch: int) -> np.ndarray:
-        return self._choice.graphs if self._choice is not None else self._candidates()
+    def _is_best(self, held_out_loss: float) -> bool:
+        return self.notes["best_epoch"] < 0 or held_out_loss < self.notes["best_loss"]
+
+    def end_epoch(self, seen: LookBack) -> dict[str, Any]:
+        """Ends an epoch that was looked back at, and keeps the weights of the best. Returns the figures of the epoch."""
+        notes, epoch = self.notes, self.notes["epoch"]
+        best, graphs = self._is_best(seen.held_out_loss), self._graphs(epoch)
+        figures: dict[str, Any] = {"epoch": epoch, "loss": notes["loss_sum"] / max(1, notes["loss_steps"]), "held_out_loss": seen.held_out_loss,
+                                   "best": best, **seen.tests, "graphs": float(len(graphs)), **self._curriculum_figures()}
+        if best:
+            notes.update(best_loss=seen.held_out_loss, best_epoch=epoch)
+            self.module["best"].load_state_dict(self.model.state_dict())
+        notes.update(epoch=epoch + 1, loss_sum=0.0, loss_steps=0, due=False)
+        if seen.difficulty is not None:
+            self._take_difficulty(epoch + 1, seen.difficulty, seen.scoring_seconds)
+        return figures
 
     def _test_figures(self, epoch: int) -> dict[str, float]:
         """Looks at the test files, which decides nothing."""

@@ -78,14 +78,17 @@ class Options(DeviceOptions):
     io_threads: int = option(8, "Number of threads that read and write rows", least=1, most=256, decides_bits=False)
     metrics_every_n_steps: int = option(10, "Steps between recorded losses", least=1, most=_COUNT, decides_bits=False)
 
+    def on_processor_because(self) -> str:
+        """Returns why the run must train on the CPU; "" where it need not."""
+        return "several ranks share the tiles of a batch" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+
 
 def before(options: Options) -> None:
     """Checks the options, and loads what a run needs. Errors: ValueError naming the option."""
     if options.temperature < _TEMPERATURE_LEAST:
         raise ValueError(f"temperature = {options.temperature} is below {_TEMPERATURE_LEAST}; raise temperature")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("ranks: the loss compares all pairs of a batch, so one process makes it: start cosir without torchrun, and give it "
-                         "the cores with --compute-threads")
+    if (why := options.on_processor_because()) and options.device_name() != "cpu":
+        raise ValueError(f"device = {options.device}: {why}, which is for the processor; leave device out, or start one process")
     from . import _plan, _train  # noqa: F401  Their memory counts as held before the run.
 
 
@@ -108,8 +111,8 @@ def plan(options: Options, device: str, device_memory_limit: str) -> dict[str, A
 
 
 RECIPE = Recipe(
-    "cosir", "One trainable condition vector per image-text pair, for retrieval", Options, train, evaluate, plan, before=before,
-    data="Feature store to train on (plimsoll import, plimsoll synth)",
+    "cosir", "One trainable condition vector per image-text pair, for retrieval", Options, train, evaluate, plan, before=before, helped=True,
+    data="Feature store to train on (plimsoll import, plimsoll synth)", choices={"gradient_caching": (True, False)},
     examples=("plimsoll train cosir --data data/ --out run/ --memory-limit 768MiB --epochs 1",
               "plimsoll train cosir --config cosir.toml --set label_dim=128 --json"),
     plan_example="plimsoll plan cosir --data data/ --memory-limit 768MiB --label-dim 128")

@@ -33,6 +33,11 @@ _LAST = torch.iinfo(torch.int32).max
 Recall = dict[str, Any]
 
 
+def reader(table: EmbeddingStore) -> Callable[[np.ndarray], torch.Tensor]:
+    """Returns a function that reads the table's rows of ids."""
+    return lambda ids: table.gather(ids).tensor.detach()
+
+
 class Stopped(Exception):
     """Raised where an evaluation is cut short."""
 
@@ -49,10 +54,10 @@ class Turns(NamedTuple):
 class Evaluation:
     """Evaluates a model and its conditions as they are now."""
 
-    def __init__(self, model: Model, pairs: Pairs, table: EmbeddingStore, *, batch_size: int, eval_pairs: int,
+    def __init__(self, model: Model, pairs: Pairs, read: Callable[[np.ndarray], torch.Tensor], *, batch_size: int, eval_pairs: int,
                  asked: Callable[[], bool] = lambda: False) -> None:
-        """Chooses the held-out pairs. table: the conditions. eval_pairs: most held-out pairs. asked: whether to end early."""
-        self._model, self._pairs, self._table = model, pairs, table
+        """Chooses the held-out pairs. read: reads the conditions of ids. eval_pairs: most held-out pairs. asked: whether to end early."""
+        self._model, self._pairs, self._read = model, pairs, read
         self._batch_rows, self._asked = min(batch_size, _TRAIN_ROWS), asked
         self._held = pairs.held_out(eval_pairs)
 
@@ -81,7 +86,7 @@ class Evaluation:
 
     def conditions(self, ids: np.ndarray) -> torch.Tensor:
         """Reads conditions. Shape: int64 [n] → float32 [n, label_dim]."""
-        return self._table.gather(ids).tensor.detach().to(self._pairs.device)
+        return self._read(ids).to(self._pairs.device)
 
     @torch.no_grad()
     def radius_quantile(self, share: float) -> float:

@@ -8,12 +8,16 @@ Threads: the calling one, and torch's.   Memory: a [batch, batch] matrix while I
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from ...kernels import displacement_cosines, nearest_neighbors, philox, polar_coordinates, rotate_toward, symmetric_info_nce
+from ...ranks._tiled import Tiled
 from ._model import Model, Turned
+
+if TYPE_CHECKING:
+    from ...ranks._group import Group
 
 TERMS = ("infonce", "laplacian", "angular", "radius", "rotation", "boundary")
 TILE_ROWS = 512
@@ -25,31 +29,24 @@ _ROTATION_TEXTS, _BOUNDARY = 64, 10.0
 class Loss:
     """Computes the loss of a batch. `terms` has the last one's terms by name, unweighted; 0 where one was not computed."""
 
-    def __init__(self, model: Model, weights: dict[str, float], temperature: float, seed: int, *, recompute: bool) -> None:
-        """Takes the weights of the terms. recompute: encodes the tiles of a batch again in backward (gradient caching): less memory, the same bits."""
-        self.model, self._weights, self._temperature = model, weights, temperature
-        self._seed, self._recompute = seed, recompute
+    def __init__(self, model: Model, weights: dict[str, float], temperature: float, seed: int, *, recompute: bool = False,
+                 group: Group | None = None) -> None:
+        """Takes the weights of the terms. recompute: encodes the tiles of a batch again in backward (gradient caching): less memory, the same bits.
+        group: run.group, whose ranks share the tiles."""
+        self.model, self._weights, self._temperature, self._seed = model, weights, temperature, seed
+        self._encoded = Tiled(model, TILE_ROWS, recompute=recompute, group=group)
         self.terms: dict[str, torch.Tensor | float] = dict.fromkeys(TERMS, 0.0)
 
     def __call__(self, image: torch.Tensor, text: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor, epoch: int,
                  conditions: torch.Tensor) -> torch.Tensor:
         """Compares all pairs of a batch. Shape: [rows, width], [rows, width], int64 [rows], int64 [rows], a number, [rows, label_dim]."""
-        found = self._compared(self._encoded(image, text, conditions), ids, groups, epoch, conditions)
+        found = self._compared(text, Turned(*self._encoded(image, text, conditions)), ids, groups, epoch, conditions)
         self.terms = {name: found[name].detach() if name in found else 0.0 for name in TERMS}
         total = [found[name] * self._weights[name] for name in TERMS if name in found]
         return sum(total[1:], total[0]) if total else conditions.sum() * 0
 
-    def _encoded(self, image: torch.Tensor, text: torch.Tensor, conditions: torch.Tensor) -> Turned:
-        """Encodes tiles of 512 rows. So sums over rows are the same, whether a tile keeps its graph or is made again."""
-        tiles = list(zip(*(one.split(TILE_ROWS) for one in (image, text, conditions)), strict=True))
-        # Reentrant, as backward of our kernels takes what they kept below autograd, where a tile that is made again would have no graph.
-        made = [Turned(*checkpoint(self.model, *tile, use_reentrant=True, preserve_rng_state=False)) if self._recompute else self.model(*tile)
-                for tile in tiles]
-        if len(made) == 1:
-            return made[0]
-        return Turned(made[0].text, *(torch.cat(parts) for parts in list(zip(*made, strict=True))[1:]))
-
-    def _compared(self, rows: Turned, ids: torch.Tensor, groups: torch.Tensor, epoch: int, conditions: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _compared(self, text: torch.Tensor, rows: Turned, ids: torch.Tensor, groups: torch.Tensor, epoch: int,
+                  conditions: torch.Tensor) -> dict[str, torch.Tensor]:
         wanted = {name for name in TERMS if self._weights[name] != 0}
         radius, _ = polar_coordinates(conditions)
         found = {}
@@ -66,7 +63,7 @@ class Loss:
             if "radius" in wanted:
                 found["radius"] = radius_order(best, best_cosine, radius, length)
         if "rotation" in wanted:
-            found["rotation"] = rotation(self.model, rows.text, radius)
+            found["rotation"] = rotation(self.model, text, radius)
         if "boundary" in wanted:
             found["boundary"] = (radius - _BOUNDARY).relu().square().mean()
         return found
@@ -100,7 +97,7 @@ def radius_order(best: torch.Tensor, cosine: torch.Tensor, radius: torch.Tensor,
 
 def rotation(model: Model, text: torch.Tensor, radius: torch.Tensor) -> torch.Tensor:
     """Computes the loss by which four conditions a quarter turn apart move texts in unrelated directions."""
-    text, mean = text[:_ROTATION_TEXTS], radius.detach().mean()
+    text, mean = model.project_text(text[:_ROTATION_TEXTS]), radius.detach().mean()
     anchors = torch.zeros(4, model.shape.label_dim, device=text.device)
     anchors[0, 0] = anchors[1, 1] = mean
     anchors[2, 0] = anchors[3, 1] = -mean

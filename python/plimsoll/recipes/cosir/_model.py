@@ -94,14 +94,11 @@ class Branch(nn.Module):
 class Turned(NamedTuple):
     """Rows of a batch before they are compared."""
 
-    text: torch.Tensor
-    """Projected, [rows, dim]."""
     out: torch.Tensor
-    """The text turned by its condition, of length 1."""
+    """The text turned by its condition. Shape of all: [rows, dim], rows of length 1."""
     unit: torch.Tensor
-    """The text as it was, of length 1."""
+    """The text as it was."""
     image: torch.Tensor
-    """Projected, of length 1."""
 
 
 class Model(nn.Module):
@@ -147,8 +144,7 @@ class Model(nn.Module):
 
     def forward(self, image: torch.Tensor, text: torch.Tensor, conditions: torch.Tensor) -> Turned:
         """Computes what is compared: row by row, so that rows may come in parts."""
-        text = self.project_text(text)
-        return Turned(text, *rotate_toward(text, *self.turn(conditions)), normalize_rows(self.project_image(image)))
+        return Turned(*rotate_toward(self.project_text(text), *self.turn(conditions)), normalize_rows(self.project_image(image)))
 
     def combiner(self) -> list[nn.Parameter]:
         """Returns the weights that say how a condition turns a text."""

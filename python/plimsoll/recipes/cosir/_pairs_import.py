@@ -287,7 +287,6 @@ class _Import:
         size = self._options["batch_size"]
         with contextlib.closing(batches), governor.reserve(size * self._encoder.image_bytes):  # Images that wait.
             self._encoder.rehearse(size, self._largest(), governor)
-            admission.over = True
             committed = time.monotonic()
             waiting: list[tuple[int, dict[str, np.ndarray], list[str]]] = []
             for batch in batches:
@@ -301,6 +300,7 @@ class _Import:
                 del batch
                 if len(waiting) == self._options["batch_size"] or (waiting and at == total):
                     self._encode(waiting)
+                    admission.over = True
                     waiting.clear()
                     self._work.said["row"] = at
                     if time.monotonic() - committed >= _COMMIT_SECONDS:

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...core import _torch_gate
+from ...memory._memory import format_bytes
 from ...training._plan import BatchPlan, plan_batch
 from ...training._step import TrainingStep
 from .. import Told, limited
+from ._evaluate import FINAL_ANGLES, Evaluation
 from ._model import Model, Shape
 from ._pairs import Pairs
 from ._phase2 import Classifier, Phase2
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 _STEPS_LEAST, _ROWS_MOST, _MULTIPLE = 32, 8192, 16  # An epoch has as many steps: a batch of everything is no training.
 _RING_BATCHES = 4
+_MIB = 1 << 20
 
 
 def planned(governor: Governor, options: Options, pairs: Pairs, model: Model, optimizer: torch.optim.Optimizer, device: str = "cpu",
@@ -54,6 +58,26 @@ def planned(governor: Governor, options: Options, pairs: Pairs, model: Model, op
                       multiple_of=_MULTIPLE if most >= _MULTIPLE else 1, device=device, device_memory_limit=device_memory_limit)
 
 
+def evaluation_bytes(governor: Governor, options: Options, pairs: Pairs, model: Model, batch_size: int, room: int) -> int:
+    """Evaluates as a run does, with conditions of zeros. Returns the most bytes of its tensors, the model's among them; 0: nothing is held out.
+
+    room: bytes that a run of this batch size leaves for tensors. Errors: BudgetExceeded where they are too few.
+    """
+    if not options.eval_pairs or not pairs.split.held_out_rows:
+        return 0
+    extension = _torch_gate.load()
+    extension.reset_peak()
+    Evaluation(model, pairs, lambda ids: torch.zeros(len(ids), options.label_dim), batch_size=batch_size,
+               eval_pairs=options.eval_pairs).make(FINAL_ANGLES)
+    peak = int(extension.arena_stats()["live_peak_bytes"])
+    if (needed := int(extension.with_cache_and_margin(peak))) > room:
+        limit = -(-(governor.limit_bytes + needed - room) // _MIB) * _MIB
+        raise governor.refusal("tensors", needed, f"an evaluation of {min(options.eval_pairs, pairs.split.held_out_rows)} held-out pairs does not fit "
+                               f"beside batches of {batch_size}: {format_bytes(needed)} of {format_bytes(room)} for tensors; a limit of "
+                               f"{limit // _MIB} MiB would do, or fewer pairs (eval_pairs)", limit_bytes=limit)
+    return peak
+
+
 def plan_run(options: Options, device: str, device_memory_limit: str) -> dict[str, Any]:
     """Plans a run of the options, and returns each holder's bytes. The model is on the processor."""
     options = dataclasses.replace(options, device="cpu")
@@ -61,12 +85,15 @@ def plan_run(options: Options, device: str, device_memory_limit: str) -> dict[st
         pairs = Pairs(governor, options, "cpu")
         model = Model(Shape.of(options, *pairs.widths), options.seed)
         plan = planned(governor, options, pairs, model, optimizer_of(model, options), device, device_memory_limit)
+        ring = options.queue_bytes or _RING_BATCHES * plan.batch_size * sum(one.nbytes for one in pairs.first(1)[:2])
+        evaluated = evaluation_bytes(governor, options, pairs, model, plan.batch_size,
+                                     governor.tensor_room() - _table_bytes(options, pairs, governor) - ring)
         steps, sizes = -(-pairs.rows // plan.batch_size), [pairs.features.plan().total_bytes, _table_bytes(options, pairs, governor)]
-        pair_bytes = sum(one.nbytes for one in pairs.first(1)[:2])
         pairs.close()
         more = {"cache_bytes": sizes[0], "store_bytes": sizes[1], "foreign_bytes": options.foreign_bytes, "steps_per_epoch": steps,
-                "queue_bytes": options.queue_bytes or _RING_BATCHES * plan.batch_size * pair_bytes}
+                "queue_bytes": ring, "eval_peak_bytes": evaluated}
         lines = [f"batch_size = {plan.batch_size}, {steps} steps an epoch", str(plan)]
+        lines += [f"  an evaluation: {format_bytes(evaluated)} of tensors at its peak"] if evaluated else []
         return Told({**dataclasses.asdict(plan), **more}, "\n".join(lines))
 
 

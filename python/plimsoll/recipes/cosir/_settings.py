@@ -17,7 +17,7 @@ from ._random import Purpose, seed_for
 
 if TYPE_CHECKING:
     from ...memory._memory import Governor
-    from ...rows._embedding import Optimizer
+    from ...ranks._group import Group
     from . import Options
 
 STORE_USUAL = 64 << 20
@@ -26,10 +26,10 @@ _STORE_SHARE = 4
 _TABLE = {"adamw": AdamW, "adamw_fresh": AdamWFresh, "adagrad": Adagrad}
 
 
-def loss_of(model: Model, options: Options) -> Loss:
-    """Makes the loss that the options describe."""
+def loss_of(model: Model, options: Options, group: Group | None = None) -> Loss:
+    """Makes the loss that the options describe. group: run.group, whose ranks share the tiles of a batch."""
     weights = {name: float(getattr(options, f"loss_{name}")) for name in TERMS}
-    return Loss(model, weights, options.temperature, options.seed, recompute=options.gradient_caching)
+    return Loss(model, weights, options.temperature, options.seed, recompute=options.gradient_caching, group=group)
 
 
 def optimizer_of(model: Model, options: Options) -> torch.optim.AdamW:
@@ -45,7 +45,7 @@ def cosine_scale(step: int, steps: int, rate: float) -> float:
     return max(0.5 * (1 + math.cos(math.pi * step / max(1, steps))), least)
 
 
-def table_optimizer(options: Options) -> Optimizer:
+def table_optimizer(options: Options) -> Adagrad | AdamW | AdamWFresh:
     """Makes the optimizer of the conditions."""
     return _TABLE[options.label_optimizer](lr=options.label_lr, eps=1e-8, weight_decay=options.label_weight_decay)
 

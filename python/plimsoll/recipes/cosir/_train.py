@@ -18,7 +18,7 @@ import torch
 from ...rows._embedding import EmbeddingStore
 from ...run._runs import status
 from .. import Told, committed, limited
-from ._evaluate import FINAL_ANGLES, Evaluation, Recall, text_of
+from ._evaluate import FINAL_ANGLES, Evaluation, Recall, reader, text_of
 from ._model import Model, Shape
 from ._pairs import Pairs
 from ._phase2 import Classifier, Phase2
@@ -52,6 +52,9 @@ class Training:
             run.track(classifier=self.classifier, labeller=self.labeller)
         must_be_noted(pairs, self.notes)
         if not self.notes["batch_size"]:
+            if run.group.crew is not None:
+                raise ValueError(f"batch_size = auto is planned for one process, and these are {run.group.crew.ranks.count} ranks; give batch_size "
+                                 "a number")
             plan = planned(run.governor, options, pairs, self.model, self.optimizer)
             self.notes["batch_size"] = plan.batch_size
             run.event("planned", batch_size=plan.batch_size, label=plan.label, peak_bytes=plan.peak_bytes)
@@ -60,7 +63,7 @@ class Training:
             CONDITIONS, rows=pairs.rows, ids=pairs.ids, dim=options.label_dim, dtype=options.label_dtype,
             optimizer=table_optimizer(options), init=table_init(options), batch_rows=max(self.batch_size, _REQUEST_ROWS),
             io_threads=options.io_threads, order_seed=pairs.order_seed, **table_place(options, pairs.rows, run.governor))
-        self.loss = loss_of(self.model, options)
+        self.loss = loss_of(self.model, options, run.group)
         pairs.begin(self.batch_size, self.conditions.store)
         self._last_loss = math.nan
 
@@ -146,7 +149,7 @@ class Training:
         return self.notes["loss_sum"] / max(1, self.notes["loss_steps"])
 
     def _evaluation(self) -> Evaluation:
-        return Evaluation(self.model, self.pairs, self.conditions.store, batch_size=self.batch_size, eval_pairs=self.options.eval_pairs,
+        return Evaluation(self.model, self.pairs, reader(self.conditions.store), batch_size=self.batch_size, eval_pairs=self.options.eval_pairs,
                           asked=lambda: self.run.stop_asked)
 
     def _evaluate(self, when: str, angles: int, step: int) -> Recall | None:
@@ -188,7 +191,7 @@ def evaluate_run(options: Options) -> dict[str, Any]:
         place = table_place(options, pairs.rows, governor)
         with EmbeddingStore.open(governor, f"{options.out}/embeddings/{CONDITIONS}", at_step=step, pinned=True,
                                  store_bytes=place["store_bytes"], io_threads=options.io_threads) as table:
-            made = Evaluation(model.to(pairs.device), pairs, table, batch_size=parts["notes"]["batch_size"], eval_pairs=options.eval_pairs)
+            made = Evaluation(model.to(pairs.device), pairs, reader(table), batch_size=parts["notes"]["batch_size"], eval_pairs=options.eval_pairs)
             recall = made.make(FINAL_ANGLES)
         assert recall is not None  # Nobody asks it to stop.
         epoch = parts["notes"]["epoch"]
