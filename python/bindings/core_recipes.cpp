@@ -61,6 +61,7 @@ struct PythonOptions {
   std::string data_advice{};
   std::string keys_advice{};
   std::string data_or{};
+  bool threads_decide_bits{true};
   std::map<std::string, std::int64_t>
       common{};  // Defaults of its own of options that every run has.
   std::map<std::string, std::string> preset_texts{};
@@ -137,9 +138,13 @@ const PythonOptions* furnished(std::unique_ptr<PythonOptions> known) {
                    F::checkpoint_every_n_steps(),
                    F::keep_checkpoints(),
                    F::foreign_bytes(),
-                   F::compute_threads(FieldRole::kIdentity,
-                                      "Number of threads that compute, part of the result's bits; "
-                                      "0: one per core"),
+                   known->threads_decide_bits
+                       ? F::compute_threads(FieldRole::kIdentity,
+                                            "Number of threads that compute, part of the result's "
+                                            "bits; 0: one per core")
+                       : F::compute_threads(FieldRole::kFree,
+                                            "Number of threads that compute; 0: one per core. The "
+                                            "result's bits do not depend on it"),
                    F::tensorboard()};
   for (const PythonField& field : known->own) {
     const FieldRole role = field.kind == "path" ? FieldRole::kPlace
@@ -239,14 +244,16 @@ void add(const std::string& name, const std::string& about, const std::string& u
          const std::string& examples, const std::string& data_help, const std::string& data_advice,
          const std::string& keys_advice, const std::string& data_or,
          const std::string& plan_example, const std::string& choices, bool effective_batch,
-         std::map<std::string, std::string> presets, std::map<std::string, std::int64_t> common,
-         std::vector<PythonField> own, nb::object work) {
+         std::map<std::string, std::string> presets, bool threads_decide,
+         std::map<std::string, std::int64_t> common, std::vector<PythonField> own,
+         nb::object work) {
   const PythonOptions* known =
       furnished(std::make_unique<PythonOptions>(PythonOptions{.name = name,
                                                               .data_help = data_help,
                                                               .data_advice = data_advice,
                                                               .keys_advice = keys_advice,
                                                               .data_or = data_or,
+                                                              .threads_decide_bits = threads_decide,
                                                               .common = std::move(common),
                                                               .preset_texts = std::move(presets),
                                                               .own = std::move(own)}));
@@ -392,7 +399,7 @@ void bind_recipes(nb::module_& m) {
   m.def("add_recipe", &add, nb::arg("name"), nb::arg("about"), nb::arg("unit"), nb::arg("examples"),
         nb::arg("data_help"), nb::arg("data_advice"), nb::arg("keys_advice"), nb::arg("data_or"),
         nb::arg("plan_example"), nb::arg("choices"), nb::arg("effective_batch"), nb::arg("presets"),
-        nb::arg("common"), nb::arg("fields"), nb::arg("work"),
+        nb::arg("threads_decide_bits"), nb::arg("common"), nb::arg("fields"), nb::arg("work"),
         "`common` has defaults of its own for seed, checkpoint_every_n_steps and foreign_bytes. "
         "`work` has train(), and as `evaluates`, `plans` and `exports` say evaluate(), plan() and "
         "export(). `presets` are TOML texts by name. See plimsoll.recipes. Errors: ValueError; "

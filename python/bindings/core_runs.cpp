@@ -268,11 +268,19 @@ void bind_run_folder(nb::module_& m) {
       .def(
           "check_identity",
           [](OpenRun& run, const std::map<std::string, std::string>& identity,
-             const std::vector<std::string>& accepted) {
-            run.get().check_identity(identity, {.any = accepted, .granted = true}).or_throw();
+             const std::vector<std::string>& accepted,
+             const std::vector<std::string>& of_processor) {
+            run.get()
+                .check_identity(identity, {.any = accepted,
+                                           .wishes = of_processor,
+                                           .advice = "the same bits need the same kernels: resume "
+                                                     "where the run was started, or go on with "
+                                                     "other bits: --accept-other-processor"})
+                .or_throw();
           },
-          nb::arg("identity"), nb::arg("accepted"), unlocked,
-          "Writes it, or compares. Errors: ValueError naming what differs and is not accepted.")
+          nb::arg("identity"), nb::arg("accepted"), nb::arg("of_processor"), unlocked,
+          "Writes it, or compares. Errors: ValueError naming what differs and is not accepted, and "
+          "where only keys of_processor do, --accept-other-processor.")
       .def(
           "write_config",
           [](OpenRun& run, const std::string& toml) { run.get().write_config(toml).or_throw(); },

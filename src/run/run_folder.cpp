@@ -95,16 +95,6 @@ struct Difference {
   std::string key;
   std::string was;  // "unset" where it was not there.
   std::string is;
-
-  // Both are whole numbers, and it has become larger.
-  [[nodiscard]] bool grew() const {
-    const auto number = [](const std::string& text) {
-      std::int64_t value = -1;
-      const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
-      return status == std::errc{} && end == text.data() + text.size() ? value : -1;
-    };
-    return number(was) >= 0 && number(is) > number(was);
-  }
 };
 
 std::vector<Difference> differences_of(const RunIdentity& saved, const RunIdentity& identity) {
@@ -393,13 +383,12 @@ Result<void> RunFolder::check_identity(const RunIdentity& identity,
   std::string refused;
   bool wish_would_do = true;
   for (const Difference& one : differences) {
-    const bool wished = contains(allowed.any, one.key);
-    if ((wished && allowed.granted) || (contains(allowed.growing, one.key) && one.grew())) {
+    if (contains(allowed.any, one.key)) {
       continue;
     }
     refused +=
         fmt::format("{}{} was {} and is {}", refused.empty() ? "" : "; ", one.key, one.was, one.is);
-    wish_would_do = wish_would_do && wished;
+    wish_would_do = wish_would_do && contains(allowed.wishes, one.key);
   }
   if (!refused.empty()) {
     return fail(ErrorCode::kInvalidArgument,

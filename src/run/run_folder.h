@@ -43,10 +43,9 @@ using RunIdentity = std::map<std::string, std::string>;
 
 /// What of an identity a resumption may change; each change is written to events.jsonl.
 struct IdentityChanges {
-  std::vector<std::string> growing{};  ///< Whole numbers that may have become larger.
-  std::vector<std::string> any{};      ///< These keys may differ, by the user's own wish.
-  bool granted{false};                 ///< The wish was made.
-  const char* advice{nullptr};         ///< How to make it.
+  std::vector<std::string> any{};     ///< These keys may differ, by the user's own wish.
+  std::vector<std::string> wishes{};  ///< These might by another wish, which was not made.
+  const char* advice{nullptr};        ///< How to make that.
 };
 
 inline constexpr const char* kDataKey = "data_fingerprint";  ///< Of the data it is trained on.

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import json
+import math
 import os
 import pathlib
 import re
@@ -21,7 +22,7 @@ skip_without_torch()
 import plimsoll
 from plimsoll.recipes.can_kd import RECIPE, _teacher_file
 from plimsoll.recipes.can_kd._tasks import Data, Task
-from plimsoll.recipes.can_kd._training import Training
+from plimsoll.recipes.can_kd._training import Training, norm_of
 from tests.support.python_can_kd import NAME, SIZES, SMALL, events, make_set
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -101,6 +102,34 @@ def test_events_and_summary_are_those_of_the_recipe_in_cpp(both):
         assert [[one[key] for key in keys] for one in ours] == [[one[key] for key in keys] for one in theirs["events"][name]]
         assert all(one.keys() - mine.keys() <= {"resident_bytes"} for one, mine in zip(theirs["events"][name], ours))
     assert set(theirs["keys"]) - summary.keys() <= {"limit_source", "leased_peak_bytes"}
+
+
+def test_the_norm_of_gradients_is_the_same_with_any_number_of_threads():
+    random = torch.Generator().manual_seed(3)
+    gradients = [torch.randn(shape, generator=random) for shape in ((700, 1100), (4096, 3), (5,), ())]
+    before, found = torch.get_num_threads(), set()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.add(norm_of(gradients))
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 1 and found.pop() == pytest.approx(math.sqrt(sum(float(one.double().square().sum()) for one in gradients)), rel=1e-12)
+
+
+def test_losses_come_to_tensorboard_every_so_many_steps(train, tmp_path):
+    """And to events.jsonl at each."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train("run", stage="normal", model_size="teacher", log_every_n_steps=3)
+    told = {one["step"]: one for one in events(tmp_path / "run", "step")}
+    assert list(told) == list(range(1, len(told) + 1)) and all(one["task"] == "teacher_gat_normal" for one in told.values())
+    assert len({frozenset(one) for one in told.values()}) == 1  # All have the same entries.
+    reader = accumulator.EventAccumulator(str(tmp_path / "run/metrics"))
+    reader.Reload()
+    found = reader.Scalars("train/loss")
+    assert [one.step for one in found] == [step for step in told if step % 3 == 0] and len(found) > 2
+    assert [one.value for one in found] == pytest.approx([told[one.step]["loss"] for one in found])
+    assert reader.Scalars("memory/resident_bytes")
 
 
 # ---- What a run keeps ----

@@ -578,9 +578,9 @@ def test_a_run_follows_its_limit_down_and_up_and_computes_the_same(
     child = start(program, small_data, run, *SHORT)
     try:
         full = wait_for_steps(call, run, 3, child)["leased_by_tag"]
-        # 9 MiB below what is promised: the headroom of the table, and as many more.
-        headroom = float(re.search(r"headroom +([0-9.]+) MiB", events(run, "admitted")[0]["table"])[1])
-        low = (1 << 30) - int((headroom + 9) * (1 << 20))
+        # 9 MiB below what is promised: what the table says is free, and as many more.
+        free = float(re.search(r"(?m)^free +([0-9.]+) MiB", events(run, "admitted")[0]["table"])[1])
+        low = (1 << 30) - int((free + 9) * (1 << 20))
         assert call("pause", run).status == 0
         assert call("limit", run, low).status == 0
         change = wait_for_events(run, "limit", 1)[0]

@@ -221,4 +221,5 @@ def test_a_recipe_has_its_own_defaults_of_options_that_every_run_has(program):
         assert f"\nseed = {seed}\n" in told[name] and f"\ncheckpoint_every_n_steps = {every}\n" in told[name]
     with pytest.raises(ValueError, match="compute_threads: a recipe has no default of its own"):
         plimsoll._core.add_recipe(name="threads", about="", unit="rows", examples="", data_help="", data_advice="", keys_advice="", data_or="",
-                                  plan_example="", choices="", effective_batch=False, presets={}, common={"compute_threads": 3}, fields=[], work="")
+                                  plan_example="", choices="", effective_batch=False, presets={}, threads_decide_bits=True,
+                                  common={"compute_threads": 3}, fields=[], work="")

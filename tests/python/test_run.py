@@ -707,7 +707,8 @@ def test_what_was_admitted_changes_no_bit(loop, tmp_path):
     other.main()
     loop.main(steps={"largest": torch.ones(1000, 3)})
     assert torch.equal(loop.weight(), other.weight())
-    assert loop.events("admitted")[0]["rows"] == 1000
+    [admitted] = loop.events("admitted")
+    assert admitted["rows"] == 1000 and re.search(r"(?m)^free +[0-9.]+ [KMG]iB$", admitted["table"])  # Who holds the limit then.
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])

@@ -92,7 +92,7 @@ def test_s04_a_full_disk_between_two_commits_is_none_of_the_loops_business(disk,
     assert [event["step"] for event in events_of(run) if event["event"] == "step"][-1] == full_disk.STEPS
 
 
-def test_s04_a_recipe_in_cpp_waits_too(trains, call, program, disk, tmp_path):
+def test_s04_a_recipe_waits_too(trains, call, program, disk, tmp_path):
     assert call("synth", "cosir", "--rows", "2000", "--out", tmp_path / "data", "--seed", "0").status == 0
 
     def start(out):

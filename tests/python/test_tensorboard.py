@@ -70,7 +70,7 @@ def test_a_resumed_run_replaces_the_steps_it_does_again(program, run_program, sm
     summary = run_program("resume", run, "--json")
     reader = accumulator.EventAccumulator(str(run / "metrics"))
     reader.Reload()
-    steps = [value.step for value in reader.Scalars("loss/total")]
+    steps = [value.step for value in reader.Scalars("train/loss")]
     assert steps == list(range(1, summary["step"] + 1))
 
 

@@ -167,6 +167,8 @@ class Recipe:
     weighed:  called with the options and the plan's result. Returns the options of the part of a run that choices are planned for, its
               name, and the names of the choices that it has. None: the whole run and all choices.
     accumulates: the option that `plan --effective-batch` sets: the number of batches of an optimizer step; "": none.
+    threads_decide_bits: whether compute_threads decides the run's bits. False: all that train() computes has the same bits for any number
+              of threads, as `plimsoll.kernels` has, and a run may be resumed with another.
     """
 
     name: str
@@ -187,6 +189,7 @@ class Recipe:
     choices: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     weighed: Callable[[Any, dict[str, Any]], tuple[Any, str, set[str]]] | None = None
     accumulates: str = ""
+    threads_decide_bits: bool = True
 
 
 def add(recipe: Recipe) -> None:
@@ -242,7 +245,7 @@ def _add(recipe: Recipe, source: _files.Source) -> None:
                      keys_advice=f"`plimsoll train {source.path or recipe.name} --help` lists every key",
                      choices=", ".join(recipe.choices), effective_batch=bool(recipe.choices and recipe.accumulates), presets=_presets_of(recipe),
                      data_or=recipe.data_or, plan_example=recipe.plan_example or f"plimsoll plan {source.path or recipe.name} --data PATH",
-                     common=_common_of(recipe), fields=_fields_of(recipe) + _fields_of_file(source), work=_Work(recipe, source))
+                     threads_decide_bits=recipe.threads_decide_bits, common=_common_of(recipe), fields=_fields_of(recipe) + _fields_of_file(source), work=_Work(recipe, source))
 
 
 _found = False
@@ -342,7 +345,7 @@ class _Work:
         if isinstance(group, _crew.Helper):
             group.serve(lambda threads: _run_settings.settle(options.seed, threads, True), options.memory_limit, foreign_bytes=options.foreign_bytes)
             return "", "", False
-        accepted: tuple[str, ...] = ("instruction_set", "ATEN_CPU_CAPABILITY", "device") if accept_other_processor else ()
+        accepted: tuple[str, ...] = (*_run_settings.OF_PROCESSOR, "device") if accept_other_processor else ()
         if resume:  # The options were compared with those of run.toml: these can only have grown.
             accepted += tuple(f"options.{field.name}" for field in dataclasses.fields(options) if field.metadata.get("may_grow"))
         before = _files.noted(out)
@@ -352,7 +355,7 @@ class _Work:
                   foreign_bytes=options.foreign_bytes, disk_limit=options.disk_limit,
                   compute_threads=options.compute_threads, accept=accepted, keep_checkpoints=options.keep_checkpoints,
                   tensorboard=options.tensorboard, virtual_workers=getattr(options, "virtual_workers", 0),
-                  _of_recipe=_OfRecipe(run_toml, options.checkpoint_every_n_steps, quiet, group))
+                  _of_recipe=_OfRecipe(run_toml, options.checkpoint_every_n_steps, quiet, self._recipe.threads_decide_bits, group))
         try:
             with run:
                 self._note_file(run, before)
@@ -453,6 +456,7 @@ class _OfRecipe(typing.NamedTuple):
     run_toml: str
     commit_every_steps: int
     quiet: bool
+    threads_decide_bits: bool
     group: Leader | None = None
 
 

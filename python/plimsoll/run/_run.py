@@ -144,7 +144,7 @@ class Run:
         self._life = Life(self.path, self._content, self._here, group, self._count, memory_limit=memory_limit, seed=self.seed,
                           options=dict(options or {}), foreign_bytes=foreign_bytes, disk_limit=disk_limit, devices=devices,
                           compute_threads=compute_threads, deterministic=deterministic, accept=accept,
-                          keep_checkpoints=keep_checkpoints, tensorboard=tensorboard, run_toml=_of_recipe.run_toml if _of_recipe else None)
+                          keep_checkpoints=keep_checkpoints, tensorboard=tensorboard, of_recipe=_of_recipe)
         self._of_recipe = _of_recipe  # Set by plimsoll.recipes: the options of the command line.
         self.governor = self._life.governor
         """The limit and its holders."""
@@ -653,9 +653,10 @@ class Run:
         self._check_open()
         self._end_left_loop()
 
-    def log(self, **values: Any) -> None:
+    def log(self, beside: Mapping[str, Any] | None = None, /, **values: Any) -> None:
         """Writes metrics of the current step to RUN/events.jsonl, and to RUN/metrics for TensorBoard.
 
+        beside: entries of the line in events.jsonl alone: texts, numbers, bools.
         values: numbers, or tensors of one number, which keep their graph; `plimsoll status` shows `loss`.
         Errors: ValueError naming the value that is no number.
         """
@@ -664,7 +665,7 @@ class Run:
         if "loss" in numbers:
             self._loss = numbers["loss"]
         at = self._life.at
-        self._life.report.log(at.step + int(self._in_body), at.epoch, numbers)
+        self._life.report.log(at.step + int(self._in_body), at.epoch, numbers, beside)
 
     def event(self, name: str, /, **values: Any) -> None:
         """Adds a line to RUN/events.jsonl: {"event": name, **values} and the time. With several ranks, rank 0's counts.

@@ -127,10 +127,10 @@ class Life:
     """
 
     def __init__(self, path: pathlib.Path, content: Content, here: Content, group: Group, workers: int, *,
-                 compute_threads: int | None, accept: Iterable[str], run_toml: str | None, keep_checkpoints: int, tensorboard: bool,
+                 compute_threads: int | None, accept: Iterable[str], of_recipe: Any, keep_checkpoints: int, tensorboard: bool,
                  **options: Any) -> None:
         self.path, self._content, self.group, self._workers = path, content, group, workers
-        self._keeps, self._tensorboard = keep_checkpoints, tensorboard
+        self._keeps, self._tensorboard, self._of_recipe = keep_checkpoints, tensorboard, of_recipe
         self.stopped = ""
         """The reason for the stop, "": no stop was asked for."""
         self.closed = False
@@ -151,9 +151,9 @@ class Life:
         self._lost: BaseException | None = None  # The error after which no commit can be made.
         is_run, began = False, False
         try:
-            self.folder, is_run, threads, toml = self._open(compute_threads, run_toml, options)
+            self.folder, is_run, threads, toml = self._open(compute_threads, of_recipe.run_toml if of_recipe else None, options)
             self._held.callback(self.folder.close)
-            began, self._is_new = True, run_toml is not None and not is_run
+            began, self._is_new = True, of_recipe is not None and not is_run
             group.on_all("the beginning", lambda: self._begin(is_run, threads, toml, list(accept), **options))
         except BaseException as error:
             if began:
@@ -206,7 +206,9 @@ class Life:
         identity = settings.identity_of(seed, threads, deterministic, options, self._workers)
         if "virtual_workers" in accept:
             raise ValueError("accept: a run goes on with as many virtual_workers as it began with")
-        self.folder.check_identity(identity, accept)
+        if self._of_recipe and not self._of_recipe.threads_decide_bits:
+            del identity["compute_threads"]
+        self.folder.check_identity(identity, accept, list(settings.OF_PROCESSOR) if self._of_recipe else [])
         if is_run:
             self.folder.write_config(toml)
         self.governor = group.governor(memory_limit, disk_limit=disk_limit, directory=root, foreign_bytes=foreign_bytes, devices=devices)

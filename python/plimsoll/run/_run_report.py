@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .. import _core
@@ -75,12 +75,15 @@ class Report:
             self._next_bar = now + _BAR_EVERY
             self._progress.update(status, fraction)
 
-    def log(self, step: int, epoch: int, values: dict[str, float]) -> None:
-        """Writes metrics of the current step: an event, and scalars for TensorBoard."""
-        self.event("step", {"step": step, "epoch": epoch, **values})
+    def log(self, step: int, epoch: int, values: dict[str, float], beside: Mapping[str, Any] | None = None) -> None:
+        """Writes metrics of the current step: an event, and scalars for TensorBoard. beside: entries of the event alone."""
+        self.event("step", {"step": step, "epoch": epoch, **(beside or {}), **values})
+        self._scalars(step, {f"train/{name}": value for name, value in values.items()})
+
+    def _scalars(self, step: int, values: dict[str, float]) -> None:
         if self._metrics is not None:
             for name, value in values.items():
-                self._metrics.scalar(f"train/{name}", value, step)
+                self._metrics.scalar(name, value, step)
 
     def event(self, name: str, values: dict[str, Any]) -> None:
         self._folder.event(name, values)
@@ -88,6 +91,8 @@ class Report:
     def event_of_step(self, event: dict[str, Any]) -> None:
         """Records an event of a TrainingStep."""
         plain = {key: value for key, value in event.items() if key != "event"}
+        if event["event"] == "admitted":
+            plain["table"] = str(self._governor.ledger())
         self.event(event["event"], plain)
         if event["event"] == "refusal":
             self.text(f"step {event['step']}: refused memory: {event['refusal']}; next: {event['next']}")
@@ -100,18 +105,20 @@ class Report:
             self._metrics.flush()
 
     def commit(self, step: int, seconds: float, stall_seconds: float, size: int) -> None:
-        """Records a commit, and the memory held on devices. stall_seconds: the part of `seconds` that the loop waited."""
-        self._devices(step)
+        """Records a commit, and the memory held. stall_seconds: the part of `seconds` that the loop waited."""
+        self._held(step)
         self._status.step, self._status.checkpoint_step = max(self._status.step, step), step
         self.event("commit", {"step": step, "seconds": seconds, "stall_seconds": stall_seconds, "bytes": size})
 
-    def _devices(self, step: int) -> None:
+    def _held(self, step: int) -> None:
         held = {f"{device.name}/{name}": value for device in self._governor.devices.values() for name, value in device.held().items()}
         if held:
             self.event("device", {"step": step, **held})
-        if self._metrics is not None:
-            for name, value in held.items():
-                self._metrics.scalar(f"device/{name}", value, step)
+        ledger, resident = self._governor.ledger(), _core.resident()
+        self._scalars(step, {"memory/limit_bytes": ledger.limit_bytes, "memory/leased_bytes": ledger.leased_bytes,
+                             "memory/resident_bytes": resident.total,
+                             **{f"memory/leased/{name}": pool.leased_bytes for name, pool in ledger.pools.items()},
+                             **{f"device/{name}": value for name, value in held.items()}})
 
     def cleanup(self, step: int, done: dict[str, Any], when: str = "step") -> None:
         """Records the result of Governor.clean_up(). when: after a "step" or an "evaluation"."""

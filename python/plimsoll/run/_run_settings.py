@@ -19,11 +19,12 @@ import torch
 from .. import _core
 from ..core import _torch_gate
 
-# The same as in settle.cpp: these choose kernels, and the libraries do not report their choice.
+# These choose kernels, and the libraries do not report their choice.
 _ASKED_OF_LIBRARIES = ("MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA",
                        "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE",
                        "OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS")
-_FIRST_LINE = 'recipe = "python"\n'  # Marks a run of a Python program, not of a recipe in C++.
+OF_PROCESSOR = ("instruction_set", "ATEN_CPU_CAPABILITY", "MKL_CBWR")  # What `plimsoll resume --accept-other-processor` accepts.
+_FIRST_LINE = 'recipe = "python"\n'  # Marks a run of a Python program, not of a recipe.
 
 
 def settle(seed: int, threads: int, deterministic: bool) -> None:

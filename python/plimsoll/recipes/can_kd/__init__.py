@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe `can-kd` in Python: intrusion detection on CAN-bus graphs, by a teacher and a student of it.
+"""The recipe `can-kd`: intrusion detection on CAN-bus graphs, by a teacher and a student of it.
 
 Two models, an autoencoder that has only seen normal traffic and a classifier, are trained as a large teacher and as a student of
 a few per cent of its size. docs/recipes/can-kd.md says what each option does.
@@ -180,7 +180,7 @@ RECIPE = Recipe(
     "can-kd", "Intrusion detection on CAN-bus graphs: a teacher, and a student of it", Options, train, evaluate, plan, before=before,
     unit="graphs", data="Graph set to train on (plimsoll import can)", presets=pathlib.Path(__file__).with_name("presets"),
     choices={"gradient_checkpointing": (True, False), "precision": ("32", "bf16-mixed"), "offload_teacher_to_cpu": (False, True)},
-    weighed=weighed, accumulates="accumulate_grad_batches",
+    weighed=weighed, accumulates="accumulate_grad_batches", threads_decide_bits=False,
     examples=("plimsoll train can-kd --data data/ --out run/ --memory-limit 1GiB --config small.toml",
               "plimsoll resume run/ --stage fusion --json       the next stage of the same run",
               "plimsoll train can-kd --data data/ --out run/ --model-size student --teacher-path teacher/"))

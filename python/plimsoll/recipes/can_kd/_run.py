@@ -305,7 +305,11 @@ class CanKd:
         loss = run.step(work.loss, batch, before_update=work.clip)
         terms, graphs = work.made(loss, batch), work.graphs(batch)
         self._graphs += graphs
-        run.event("step", step=run.steps_made + 1, task=task.name, epoch=epoch, loss=loss, graphs=graphs, **terms)
+        told = {"task": task.name, "epoch": epoch, "graphs": graphs}
+        if (run.steps_made + 1) % self.options.log_every_n_steps == 0:
+            run.log(told, loss=loss, **terms)
+        else:
+            run.event("step", step=run.steps_made + 1, **told, loss=loss, **terms)
         if work.ends_epoch(batch):
             with contextlib.suppress(Stopped):  # The boundary obeys, and the epoch stays due.
                 self._end_epoch(task, work, self._look_back(work), run.steps_made + 1)

@@ -18,7 +18,7 @@ import dataclasses
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +46,19 @@ if TYPE_CHECKING:
 
 _ORDER, _PROJECTION, _POOL, _BELOW = 0x6F72646572, 0x70726F6A, 0x706F6F6C, 0x62656C6F  # Keys: no two uses share a random number.
 _CLIP_EPSILON = 1e-6
+_ROW = 4096  # Numbers that one thread sums up.
+
+
+def norm_of(tensors: Iterable[torch.Tensor]) -> float:
+    """Returns the norm of all numbers, which are summed up row by row: torch divides one long sum among its threads, and their number is in its bits."""
+    sums: list[float] = []
+    for one in tensors:
+        numbers = one.detach().reshape(-1)
+        rows = len(numbers) // _ROW
+        for part in (numbers[:rows * _ROW].view(rows, _ROW), numbers[None, rows * _ROW:]):
+            if part.numel():
+                sums += torch.linalg.vector_norm(part, dim=1, dtype=torch.float64).square().tolist()
+    return math.sqrt(math.fsum(sums))
 
 
 # ---- The curriculum ----
@@ -314,7 +327,7 @@ class Training:
     def clip(self) -> None:
         """Scales the gradients down to the norm gradient_clip. Errors: ValueError where they are not finite."""
         gradients = [one.grad for one in self.trained() if one.grad is not None]
-        norm = math.sqrt(sum(float(torch.linalg.vector_norm(one, dtype=torch.float64)) ** 2 for one in gradients))
+        norm = norm_of(gradients)
         if not math.isfinite(norm):
             raise ValueError(f"{self.task.name}, epoch {self.notes['epoch']}: the gradient's norm is {norm}; lower the learning rate (vgae_lr, "
                              "gat_lr), or train with --precision 32")
