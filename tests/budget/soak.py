@@ -167,7 +167,7 @@ class Soak:
         self.watcher.append((time.monotonic(), resident(watcher.pid)))
         if runner.poll() is not None:
             raise SystemExit(f"soak: the runner has ended: {(self.folder / 'runner.log').read_text()[-800:]}")
-        if self.runners[-1] or self.has_jobs():  # Before that it was the built program, with torch, and Python that loads.
+        if self.runners[-1] or self.has_jobs():  # Before that it was a Python that loads.
             self.runners[-1].append(resident(runner.pid))
 
     def has_jobs(self) -> bool:

@@ -34,7 +34,7 @@ def test_growth_is_seen():
 
 
 def test_a_runner_is_measured_from_its_first_job_on(program, tmp_path):
-    """Not while it is the built program still, which has torch and some hundred MiB."""
+    """Not while Python loads."""
     soak = Soak(str(program), tmp_path, seed=1, minutes=0, ahead=0)
     for number in range(2):  # The log has words of the runner before.
         soak.call("queue", "add", soak.queue, "--memory-limit", "1GiB", "--", "true")

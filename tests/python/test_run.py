@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import re
 import signal
 import threading
 import time
