@@ -11,11 +11,11 @@ import plimsoll
 for name in sys.argv[4:]:
     importlib.import_module(name)
 log, at = plimsoll.Run.log, int(sys.argv[1])
-def kill(self, *beside, **values):
+def kill(self, **values):
     if self.steps_made == at:
         self._life.end_writing()  # What was due is there.
         os.kill(os.getpid(), signal.SIGKILL)
-    log(self, *beside, **values)
+    log(self, **values)
 plimsoll.Run.log = kill
 plimsoll.train(sys.argv[2], **eval(sys.argv[3]))
 """

@@ -245,7 +245,8 @@ def _add(recipe: Recipe, source: _files.Source) -> None:
                      keys_advice=f"`plimsoll train {source.path or recipe.name} --help` lists every key",
                      choices=", ".join(recipe.choices), effective_batch=bool(recipe.choices and recipe.accumulates), presets=_presets_of(recipe),
                      data_or=recipe.data_or, plan_example=recipe.plan_example or f"plimsoll plan {source.path or recipe.name} --data PATH",
-                     threads_decide_bits=recipe.threads_decide_bits, common=_common_of(recipe), fields=_fields_of(recipe) + _fields_of_file(source), work=_Work(recipe, source))
+                     threads_decide_bits=recipe.threads_decide_bits, common=_common_of(recipe), fields=_fields_of(recipe) + _fields_of_file(source),
+                     work=_Work(recipe, source))
 
 
 _found = False

@@ -23,7 +23,7 @@ from ..memory._device_memory import of_accelerator
 from ..memory._scratch import find_run_by
 from ..rows._embedding import EmbeddingStore, Normal, Optimizer, Uniform, Zeros, is_table
 from ..training._batch import Batch
-from ._run_life import Failure, Intervals, Life, Where
+from ._run_life import Failure, Intervals, Life, Where, is_evaluation
 
 if TYPE_CHECKING:
     import torch
@@ -415,8 +415,7 @@ class Run:
                     except Exception as error:
                         life.where = Where.BUSY
                         # For other data the position is unknown here.
-                        if life.ended_waiting(error, workers=source.num_workers > 0,
-                                              place_known=isinstance(source, (RunLoader, Sought))):
+                        if life.ended_waiting(error, workers=source.num_workers > 0, place_known=isinstance(source, (RunLoader, Sought))):
                             return
                         raise
                     self._waits_at = None
@@ -438,8 +437,7 @@ class Run:
                     if life.boundary(every):
                         return
                 if at.batch == 0:
-                    raise ValueError(f"steps: epoch {at.epoch} has no batch: an iterator can be read once "
-                                     "only, so give something that can be iterated again")
+                    raise ValueError(f"steps: epoch {at.epoch} has no batch: an iterator can be read once only, so give one that can be iterated again")
                 at.epoch, at.batch = at.epoch + 1, 0
             at.ended = "whole"
             life.commit(moved=moved)
@@ -463,8 +461,7 @@ class Run:
             self._gradients.watch(self._parts)
         done = at.batch / source.batches if source.batches else 0.0
         total = at.step + source.batches * (end - at.epoch) - at.batch if source.batches else None
-        life.report.begin(quiet=quiet, step=at.step, steps_total=total, epoch=at.epoch, fraction=done,
-                          epochs=end)
+        life.report.begin(quiet=quiet, step=at.step, steps_total=total, epoch=at.epoch, fraction=done, epochs=end)
         if self._random is not None:
             life.report.text(f"goes on at step {at.step}" if at.epoch < end else
                              f"finished at step {at.step}: of its {end} epochs none is left")
@@ -653,19 +650,23 @@ class Run:
         self._check_open()
         self._end_left_loop()
 
-    def log(self, beside: Mapping[str, Any] | None = None, /, **values: Any) -> None:
+    def log(self, **values: Any) -> None:
         """Writes metrics of the current step to RUN/events.jsonl, and to RUN/metrics for TensorBoard.
 
-        beside: entries of the line in events.jsonl alone: texts, numbers, bools.
         values: numbers, or tensors of one number, which keep their graph; `plimsoll status` shows `loss`.
         Errors: ValueError naming the value that is no number.
         """
         self._check_open()
         numbers = {name: number_of(f"log: {name}", value) for name, value in values.items()}
-        if "loss" in numbers:
-            self._loss = numbers["loss"]
+        self._loss = numbers.get("loss", self._loss)
         at = self._life.at
-        self._life.report.log(at.step + int(self._in_body), at.epoch, numbers, beside)
+        self._life.report.log(at.step + int(self._in_body), at.epoch, numbers)
+
+    def scalars(self, values: Mapping[str, Any]) -> None:
+        """Writes numbers of the current step to RUN/metrics for TensorBoard alone, by tags such as "held_out/loss". Errors: log()'s."""
+        self._check_open()
+        numbers = {tag: number_of(f"scalars: {tag}", value) for tag, value in values.items()}
+        self._life.report.scalars(self._life.at.step + int(self._in_body), numbers)
 
     def event(self, name: str, /, **values: Any) -> None:
         """Adds a line to RUN/events.jsonl: {"event": name, **values} and the time. With several ranks, rank 0's counts.
@@ -700,7 +701,7 @@ class Run:
             self._phase = before
             if not self._life.closed:
                 self._life.phase(before)
-                if name.lower().startswith(("eval", "valid", "test")) and self.governor.arena_attached:
+                if is_evaluation(name) and self.governor.arena_attached:
                     self._life.clean_up("evaluation")
 
     # ---- The end ----

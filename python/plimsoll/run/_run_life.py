@@ -53,6 +53,11 @@ _SHORT = (MemoryPressure, BudgetExceeded, KeyboardInterrupt, SystemExit)  # The 
 Content = Callable[[], tuple[dict[str, Any], list[EmbeddingStore]]]
 
 
+def is_evaluation(phase: str) -> bool:
+    """Whether the name of a phase says that the loop evaluates."""
+    return phase.lower().startswith(("eval", "valid", "test"))
+
+
 def _cause_of(error: BaseException) -> str:
     """Returns the cause that status.json names for an exception that ended a run."""
     if isinstance(error, MemoryPressure):
@@ -227,6 +232,7 @@ class Life:
         """Records the loop's work from now on; "": training. With several ranks, only rank 0 records it."""
         if self.group.first:
             self.folder.phase(name)
+        self.report.phase("evaluating" if is_evaluation(name) else "")
 
     def _say_failed(self, error: BaseException) -> None:
         """Writes the status "failed" for a run that cannot start."""

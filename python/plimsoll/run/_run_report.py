@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from .. import _core
@@ -75,12 +75,13 @@ class Report:
             self._next_bar = now + _BAR_EVERY
             self._progress.update(status, fraction)
 
-    def log(self, step: int, epoch: int, values: dict[str, float], beside: Mapping[str, Any] | None = None) -> None:
-        """Writes metrics of the current step: an event, and scalars for TensorBoard. beside: entries of the event alone."""
-        self.event("step", {"step": step, "epoch": epoch, **(beside or {}), **values})
-        self._scalars(step, {f"train/{name}": value for name, value in values.items()})
+    def log(self, step: int, epoch: int, values: dict[str, float]) -> None:
+        """Writes metrics of the current step: an event, and scalars for TensorBoard."""
+        self.event("step", {"step": step, "epoch": epoch, **values})
+        self.scalars(step, {f"train/{name}": value for name, value in values.items()})
 
-    def _scalars(self, step: int, values: dict[str, float]) -> None:
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        """Writes scalars for TensorBoard by their tags."""
         if self._metrics is not None:
             for name, value in values.items():
                 self._metrics.scalar(name, value, step)
@@ -115,7 +116,7 @@ class Report:
         if held:
             self.event("device", {"step": step, **held})
         ledger, resident = self._governor.ledger(), _core.resident()
-        self._scalars(step, {"memory/limit_bytes": ledger.limit_bytes, "memory/leased_bytes": ledger.leased_bytes,
+        self.scalars(step, {"memory/limit_bytes": ledger.limit_bytes, "memory/leased_bytes": ledger.leased_bytes,
                              "memory/resident_bytes": resident.total,
                              **{f"memory/leased/{name}": pool.leased_bytes for name, pool in ledger.pools.items()},
                              **{f"device/{name}": value for name, value in held.items()}})
@@ -168,8 +169,8 @@ class Report:
             self._training += time.monotonic() - began
 
     def phase(self, name: str) -> None:
-        """Shows another phase than training, such as "paused", in status.json and on the bar."""
-        before, self._status.status = self._status.status, name
+        """Shows another phase than training, such as "paused", in status.json and on the bar; "": none."""
+        before, self._status.status = self._status.status, name or self._status.status
         self._write()
         if self._progress is not None:
             self._progress.update(self._status, self._fraction)

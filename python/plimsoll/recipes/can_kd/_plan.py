@@ -72,5 +72,13 @@ def plan_run(options: Options, device: str, device_memory_limit: str) -> Told:
         lines = [f"batch_size = {size}, held there by {task}; {steps} steps an epoch", f"under a limit of {format_bytes(ledger.limit_bytes)}"]
         lines += [f"  {name:<22}{plan.batch_size:>6}  {plan.label:<8}{format_bytes(plan.peak_bytes):>11} at {plan.operator} in {plan.phase}"
                   for name, plan in plans.items()]
+        lines += [f"  {name:<14}{format_bytes(of):>12}   {what}" for name, of, what in (
+            ("graphs", ledger.pools["loader"].leased_bytes, "the whole set (cache_bytes)" if data.set.cached else "offsets (cache_bytes)"),
+            ("foreign", options.foreign_bytes, "code and kernels' scratch (foreign_bytes)"),
+            ("baseline", ledger.baseline_bytes, "the process before the run"))]
+        most = plans[task]
+        lines += ["memory would take more: auto keeps to batch_size_max, and to the graphs of the set" if most.at_most_rows else
+                  f"a fifth more, {most.larger_rows} graphs, would lease {format_bytes(most.larger_leased_bytes)}"]
+        lines += [most.advice] if most.advice else []
         data.close()
     return Told(entries, "\n".join(lines))

@@ -305,11 +305,10 @@ class CanKd:
         loss = run.step(work.loss, batch, before_update=work.clip)
         terms, graphs = work.made(loss, batch), work.graphs(batch)
         self._graphs += graphs
-        told = {"task": task.name, "epoch": epoch, "graphs": graphs}
+        run.event("step", step=run.steps_made + 1, task=task.name, epoch=epoch, loss=loss, graphs=graphs, **terms)
         if (run.steps_made + 1) % self.options.log_every_n_steps == 0:
-            run.log(told, loss=loss, **terms)
-        else:
-            run.event("step", step=run.steps_made + 1, **told, loss=loss, **terms)
+            figures = {"loss": loss, **{f"loss/{name}": value for name, value in terms.items()}}
+            run.scalars({**_tagged(task, figures), "speed/graphs_per_second": self._speed()})
         if work.ends_epoch(batch):
             with contextlib.suppress(Stopped):  # The boundary obeys, and the epoch stays due.
                 self._end_epoch(task, work, self._look_back(work), run.steps_made + 1)
@@ -323,6 +322,7 @@ class CanKd:
         figures = work.end_epoch(seen)
         run.event("epoch", **{"step": step, "task": task.name, "epoch": epoch, **figures, "graphs_per_second": self._speed(),
                               "leased_bytes": run.governor.ledger().leased_bytes})
+        run.scalars(_tagged(task, {"epoch_loss" if name == "loss" else name: one for name, one in figures.items() if name not in ("epoch", "best")}))
 
     def _end(self, task: Task, work: Work) -> None:
         """Writes the finished model. Then comes a step that notes the end: a kill between them trains nothing again."""
@@ -377,6 +377,11 @@ class CanKd:
             for name, tensor in self.bench.state_dict().items():
                 digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def _tagged(task: Task, figures: dict[str, Any]) -> dict[str, Any]:
+    """Returns a task's figures by their tags for TensorBoard."""
+    return {f"{task.name}/{name}": one for name, one in figures.items()}
 
 
 def evaluate_run(options: Options) -> tuple[dict[str, Any], str]:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _STEPS_LEAST, _ROWS_MOST, _MULTIPLE = 32, 8192, 16  # An epoch has as many steps: a batch of everything is no training.
 _RING_BATCHES = 4
 _MIB = 1 << 20
+_HOLDERS = {"eval_peak_bytes": ("evaluation", "tensors at its peak"), "store_bytes": ("rows", "in memory (store_bytes)"),
+            "cache_bytes": ("features", "their cache (cache_bytes)"), "queue_bytes": ("ring", "batches ahead (queue_bytes)"),
+            "foreign_bytes": ("foreign", "code and kernels' scratch (foreign_bytes)"), "baseline_bytes": ("baseline", "the process before the run")}
 
 
 def planned(governor: Governor, options: Options, pairs: Pairs, model: Model, optimizer: torch.optim.Optimizer, device: str = "cpu",
@@ -88,13 +91,13 @@ def plan_run(options: Options, device: str, device_memory_limit: str) -> dict[st
         ring = options.queue_bytes or _RING_BATCHES * plan.batch_size * sum(one.nbytes for one in pairs.first(1)[:2])
         evaluated = evaluation_bytes(governor, options, pairs, model, plan.batch_size,
                                      governor.tensor_room() - _table_bytes(options, pairs, governor) - ring)
-        steps, sizes = -(-pairs.rows // plan.batch_size), [pairs.features.plan().total_bytes, _table_bytes(options, pairs, governor)]
+        steps, limit = -(-pairs.rows // plan.batch_size), governor.limit_bytes
+        more = {"eval_peak_bytes": evaluated, "store_bytes": _table_bytes(options, pairs, governor), "cache_bytes": pairs.features.plan().total_bytes,
+                "queue_bytes": ring, "foreign_bytes": options.foreign_bytes, "baseline_bytes": governor.ledger().baseline_bytes}
         pairs.close()
-        more = {"cache_bytes": sizes[0], "store_bytes": sizes[1], "foreign_bytes": options.foreign_bytes, "steps_per_epoch": steps,
-                "queue_bytes": ring, "eval_peak_bytes": evaluated}
-        lines = [f"batch_size = {plan.batch_size}, {steps} steps an epoch", str(plan)]
-        lines += [f"  an evaluation: {format_bytes(evaluated)} of tensors at its peak"] if evaluated else []
-        return Told({**dataclasses.asdict(plan), **more}, "\n".join(lines))
+        lines = [f"batch_size = {plan.batch_size}, {steps} steps an epoch, under a limit of {format_bytes(limit)}", str(plan)]
+        lines += [f"  {_HOLDERS[name][0]:<14}{format_bytes(size):>12}  {_HOLDERS[name][1]}" for name, size in more.items() if size]
+        return Told({**dataclasses.asdict(plan), **more, "limit_bytes": limit, "steps_per_epoch": steps}, "\n".join(lines))
 
 
 def _table_bytes(options: Options, pairs: Pairs, governor: Governor) -> int:
