@@ -252,6 +252,16 @@ Result<Description> describe_run(const fs::path& path) {
   return finish("run", path, std::move(text), std::move(details));
 }
 
+/// A commit of a run, whose parts torch alone reads.
+Result<Description> describe_commit(const fs::path& path, const fs::path& parts) {
+  std::error_code status;
+  const auto bytes = static_cast<std::int64_t>(fs::file_size(parts, status));
+  auto text = fmt::format("checkpoint {}\n  parts     {}\n", path.string(), format_bytes(bytes));
+  Json details;
+  details["disk_bytes"] = bytes;
+  return finish("checkpoint", path, std::move(text), std::move(details));
+}
+
 Result<Description> describe_safetensors(const fs::path& path, const char* kind,
                                          const fs::path& named) {
   PLIMSOLL_TRY(const auto reader, SafetensorsReader::open(path));
@@ -430,6 +440,9 @@ Result<Description> describe(const fs::path& path) {
   }
   if (is_image_set(path)) {
     return describe_images(path);
+  }
+  if (const auto parts = path / "parts.pt"; fs::is_regular_file(parts, status)) {
+    return describe_commit(path, parts);
   }
   if (const auto tensors = path / "tensors.safetensors"; fs::is_regular_file(tensors, status)) {
     return describe_safetensors(tensors, "checkpoint", path);

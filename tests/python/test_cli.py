@@ -399,16 +399,19 @@ def test_a_run_ends_with_one_json_line_and_all_else_on_standard_error(trains, tr
     assert evaluated.status == 0, evaluated.err
     assert json.loads(evaluated.out)["recall"]["raw"] == summary["recall"]["raw"]
     info = json.loads(call("info", run, "--json").out)
-    assert info["kind"] == "run" and info["embeddings"]["dim"] == 2
-    assert call("store", "verify", run).status == 0
+    [table] = info["tables"][0]["tables"]
+    assert info["kind"] == "run" and (table["name"], table["dim"]) == ("conditions", 2)
+    conditions = run / "embeddings" / "conditions"
+    assert call("store", "verify", conditions).status == 0
     out = tmp_path / "conditions.safetensors"
-    assert call("store", "export", run, "--out", out).status == 0
+    assert call("store", "export", conditions, "--out", out).status == 0
     from safetensors.numpy import load_file
     rows = load_file(out)
-    assert rows["rows"].shape == (info["embeddings"]["rows"], 2)
+    assert rows["rows"].shape == (table["rows"], 2)
     assert len(set(rows["ids"].tolist())) == len(rows["ids"])
     checkpoint = max((run / "checkpoints").glob("step-*"))
-    assert json.loads(call("info", checkpoint, "--json").out)["kind"] == "checkpoint"
+    shown = json.loads(call("info", checkpoint, "--json").out)
+    assert shown["kind"] == "checkpoint" and shown["disk_bytes"] == (checkpoint / "parts.pt").stat().st_size
 
 
 def test_r35_what_nobody_hears_is_status_4(trains, call, run_program, small_data, tmp_path):

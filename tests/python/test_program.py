@@ -90,7 +90,7 @@ def test_train_returns_the_summary_of_the_program(run):
     assert summary["limit_bytes"] == 2 << 30
     assert summary["recall"] and len(summary["state_sha256"]) == 64
     info = plimsoll.info(folder)
-    assert info["kind"] == "run" and info["embeddings"]["rows"] > 0
+    assert info["kind"] == "run" and info["tables"][0]["tables"][0]["rows"] > 0
 
 
 def test_the_program_trains_to_the_same_bits(pairs, tmp_path):

@@ -267,7 +267,7 @@ def test_r36_train_refuses_a_folder_that_is_a_run_whatever_its_recipe(runs, call
     for recipe, run, options in (("cosir", "cosir", PAIRS), ("can-kd", "can-kd", GRAPHS)):
         data = runs / ("pairs" if recipe == "cosir" else "graphs")
         assert_refused(call("train", recipe, "--data", data, "--out", runs / run, *options), 1,
-                       "is a run already", "`plimsoll resume RUN`", "--out")
+                       "is a run already", f"`plimsoll resume {runs / run}`", "--out")
         with pytest.raises(ValueError, match="is a run already"):
             plimsoll.train(recipe, data=data, out=runs / run, memory_limit="512MiB", progress=False)
 

@@ -336,7 +336,7 @@ class _Work:
         # With several ranks the first one makes the folder. The launcher restarts ranks with the same arguments.
         again = int(os.environ.get("RANK", "0")) > 0 or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
         if not resume and not again and _core.RunFolder.is_run(out):
-            raise ValueError(f"{out}: it is a run already; `plimsoll resume {out}` goes on with it")
+            raise ValueError(f"{out}: it is a run already; `plimsoll resume {out}` goes on with it, or name another folder (--out)")
         if (file := values.get("recipe_file", "")) != self._source.path:
             raise ValueError(f"recipe_file: {file!r} is not {self._source.path!r}, where the recipe was read; name the file in its place")
         options = self._options(values)
