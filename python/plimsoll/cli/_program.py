@@ -203,7 +203,11 @@ def _run(given: list[str]) -> int:
         except ImportError as error:
             print(f"plimsoll: error: {error}", file=sys.stderr)
             return 1
-    return _core.run_program(list(map(os.fsencode, given)))
+    try:
+        return _core.run_program(list(map(os.fsencode, given)))
+    except KeyboardInterrupt:  # In what leaves no trace: a plan, an evaluation, a run before its first step.
+        print(f"plimsoll: error: {' '.join(given[1:2])} was given up, as asked", file=sys.stderr)
+        return 1
 
 
 def _named(recipe: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
