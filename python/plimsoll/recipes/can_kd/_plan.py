@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def plan_tasks(options: Options, data: Data, governor: Governor, **device: Any) -> dict[str, BatchPlan]:
     """Returns the plan of each task that `stage` and `model_size` choose and that trains a model of graphs, by its name.
 
-    Errors: BudgetExceeded where not even one graph fits; ValueError where no task is left.
+    Errors: BudgetExceeded where not even one graph fits; ValueError where no task is left; Stopped.
     """
     plans = {}
     most = min(options.batch_size_max, len(data.train))
@@ -42,6 +42,7 @@ def plan_tasks(options: Options, data: Data, governor: Governor, **device: Any) 
         step = TrainingStep(work.module, optimizer, before_update=work.clip)
 
         def rehearsed(graphs: int, step: TrainingStep = step, work: Training = work) -> None:
+            data.look()
             step.rehearse(work.largest(graphs), work.loss)
 
         plans[task.name] = plan_batch(rehearsed, model=work.module, optimizer=optimizer, governor=governor, max_batch_size=most,

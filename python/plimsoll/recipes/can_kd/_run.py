@@ -125,10 +125,8 @@ class CanKd:
             if self.notes["data"] != fingerprint:
                 raise ValueError(f"data: {self.options.data} is another set than the run began with ({fingerprint}, and was {self.notes['data']})")
             tasks = self._tasks()
-            if not self.options.batch_size:
-                self._choose_batch_size()
-            self._admit(tasks)
-            if tasks and tasks[0].stage != "evaluation":
+            self._unless_stopped(functools.partial(self._prepare, tasks))
+            if tasks and tasks[0].stage != "evaluation" and not run.stopped:
                 self._train(tasks)
             if tasks and tasks[-1].stage == "evaluation" and not run.stopped:
                 self._evaluate()
@@ -165,6 +163,12 @@ class CanKd:
                 f"{by.name} needs {needed.name}, which {self.folder} does not have; first run --stage {needed.stage} --model-size {needed.role}"
                 + ("; or give --teacher-path, or train without a teacher: --use-kd false" if needed.role != by.role else ""))
 
+    def _prepare(self, tasks: list[Task]) -> None:
+        """Plans and rehearses what comes before the first step. Errors: Stopped; BudgetExceeded."""
+        if not self.options.batch_size:
+            self._choose_batch_size()
+        self._admit(tasks)
+
     def _choose_batch_size(self) -> None:
         """Replaces batch_size = auto, which is 0, by the planned number, once. It is part of the run from the first commit on."""
         if not self.notes["batch_size"]:
@@ -182,6 +186,7 @@ class CanKd:
         trained = [task for task in tasks if task.stage not in ("fusion", "evaluation")]
         for task in trained[1:]:
             if task.name not in self.notes["admitted"]:
+                self.data.look()
                 self.run.group.on_all("the parts", functools.partial(self._rehearse, task))
         self.notes["admitted"] = sorted({*self.notes["admitted"], *(task.name for task in trained)})
 

@@ -112,12 +112,13 @@ class Data:
 
     def score(self, graphs: np.ndarray, chunk: int, ask: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Returns ask() of `chunk` graphs at a time, given by their numbers; ranks share the chunks. Errors: Stopped."""
-        def look() -> None:
-            if self._stop_asked():
-                raise Stopped
-
         with torch.no_grad():
-            return self.group.by_chunks(len(graphs), chunk, lambda begin, end: ask(graphs[begin:end]), look)
+            return self.group.by_chunks(len(graphs), chunk, lambda begin, end: ask(graphs[begin:end]), self.look)
+
+    def look(self) -> None:
+        """Gives up what leaves no trace, where the run is asked to stop. Errors: Stopped."""
+        if self._stop_asked():
+            raise Stopped
 
     def largest(self, graphs: np.ndarray, count: int) -> np.ndarray:
         """Returns the `count` largest of these graphs by nodes and edges."""
