@@ -36,6 +36,8 @@ from .. import _core
 from .._core import crc32c, format_bytes
 from ..core._folders import replaced
 from ..errors import MemoryPressure, NotFoundError
+from ..ranks._group import Group, Solo
+from ..ranks._virtual_workers import WorkerBatches
 from . import _files
 from ._choices import table_of, weigh
 from ._files import is_file as is_file
@@ -45,7 +47,8 @@ if typing.TYPE_CHECKING:
     from ..ranks._crew import Leader
     from ..run._run import Run
 
-__all__ = ["DeviceOptions", "Recipe", "RunOptions", "Told", "add", "add_file", "committed", "crc32c", "limited", "option", "replaced"]
+__all__ = ["DeviceOptions", "Group", "Recipe", "RunOptions", "Solo", "Told", "WorkerBatches", "add", "add_file", "committed", "crc32c", "limited",
+           "option", "replaced", "tensor_bytes"]
 
 _OURS: tuple[str, ...] = ("chat", "vision")  # Modules beside this one, each with a RECIPE: a new recipe of ours is a word here.
 _RESERVED = {"cosir", "can-kd", *_OURS}  # Names that a file's recipe cannot have.
@@ -419,6 +422,17 @@ def limited(options: RunOptions) -> Iterator[Governor]:
     _run_settings.settle(options.seed, options.compute_threads, True)
     with Governor(options.memory_limit, foreign_bytes=options.foreign_bytes, devices=options.devices()) as governor:
         yield governor
+
+
+def tensor_bytes(work: Callable[[], object]) -> tuple[int, int]:
+    """Calls work(). Returns the most bytes of tensors on the processor meanwhile, those before it included, and with a plan's cache and margin."""
+    from ..core import _torch_gate
+
+    extension = _torch_gate.load()
+    extension.reset_peak()
+    work()
+    peak = int(extension.arena_stats()["live_peak_bytes"])
+    return peak, int(extension.with_cache_and_margin(peak))
 
 
 def committed(run: str) -> tuple[int, dict[str, Any]]:
