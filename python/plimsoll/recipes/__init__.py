@@ -36,8 +36,6 @@ from .. import _core
 from .._core import crc32c, format_bytes
 from ..core._folders import replaced
 from ..errors import MemoryPressure, NotFoundError
-from ..ranks._group import Group, Solo
-from ..ranks._virtual_workers import WorkerBatches
 from . import _files
 from ._choices import table_of, weigh
 from ._files import is_file as is_file
@@ -45,16 +43,25 @@ from ._files import is_file as is_file
 if typing.TYPE_CHECKING:
     from ..memory._memory import Governor
     from ..ranks._crew import Leader
+    from ..ranks._group import Group, Solo
+    from ..ranks._virtual_workers import WorkerBatches
     from ..run._run import Run
 
 __all__ = ["DeviceOptions", "Group", "Recipe", "RunOptions", "Solo", "Told", "WorkerBatches", "add", "add_file", "committed", "crc32c", "limited",
            "option", "replaced", "tensor_bytes"]
 
+_OF_RANKS = {"Group": "_group", "Solo": "_group", "WorkerBatches": "_virtual_workers"}  # Imported when asked for: they take NumPy.
 _OURS: tuple[str, ...] = ("chat", "vision")  # Modules beside this one, each with a RECIPE: a new recipe of ours is a word here.
 _RESERVED = {"cosir", "can-kd", *_OURS}  # Names that a file's recipe cannot have.
 _GROUP = "plimsoll.recipes"
 _COUNT_MAX = float(2**53)
 _KINDS = {bool: "switch", int: "integer", float: "real", str: "text"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_RANKS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"plimsoll.ranks.{_OF_RANKS[name]}"), name)
 
 
 @dataclasses.dataclass(kw_only=True)
