@@ -116,7 +116,7 @@ def test_its_episodes_are_those_of_a_run(base, work_of, tmp_path):
     assert [e["epsilon"] for e in told] == pytest.approx([one["epsilon"] for one in terms], rel=1e-12)
     assert [e["loss"] for e in told] == pytest.approx(losses, rel=1e-6)
     [figures] = [e for e in events(base, "epoch") if e["task"] == "teacher_fusion"]
-    assert work.end_epoch()["reward"] == pytest.approx(figures["reward"], rel=1e-12)
+    assert work.end_epoch(work.look_back())["reward"] == pytest.approx(figures["reward"], rel=1e-12)
     work.save(tmp_path / "models/fusion.safetensors")
     theirs, ours = (_tasks.read_tensors(path) for path in (base / "models/teacher_fusion.safetensors", tmp_path / "models/fusion.safetensors"))
     assert theirs.keys() == ours.keys() and theirs["threshold"] == ours["threshold"]
@@ -170,8 +170,8 @@ def test_an_evaluation_says_and_writes_what_that_of_a_run_does(train, traffic, t
     asked = can_kd.Options(data=str(traffic), **SMALL, **options)
     with plimsoll.Governor("4GiB") as governor, contextlib.closing(_tasks.Data(governor, asked)) as data:
         told, text = _evaluate.evaluate(asked, data, copy, True)
-        with pytest.raises(_evaluate.Stopped):
-            _evaluate.evaluate(asked, data, tmp_path / "copy", True, lambda: True)
+        with contextlib.closing(_tasks.Data(governor, asked, None, lambda: True)) as stopped, pytest.raises(_tasks.Stopped):
+            _evaluate.evaluate(asked, stopped, copy, True)
     theirs, ours = (json.loads((folder / "evaluation.json").read_text()) for folder in (run, copy))
     same(ours, theirs)
     curves = ours.pop("curves")

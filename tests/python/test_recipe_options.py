@@ -148,7 +148,7 @@ def test_gradient_caching_is_weighed_for_cosir(tmp_path):
     from tests.support.cosir_python import NAME, make_pairs
 
     make_pairs(tmp_path / "data", groups=300)
-    given = {name: value for name, value in GIVEN.items() if name != "progress"}
+    given = {**{name: value for name, value in GIVEN.items() if name != "progress"}, "memory_limit": "4GiB"}  # Beside what other tests left.
     found = plimsoll.plan(NAME, data=tmp_path / "data", **given, choices=True, dim=256, projections="true")
     by_option = {one["options"]: one for one in found["choices"]}
     assert set(by_option) == {"gradient_caching = true", "gradient_caching = false"}

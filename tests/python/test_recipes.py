@@ -196,7 +196,8 @@ def test_a_package_that_does_not_load_is_named(program, site, tmp_path):
 
 def test_t8_a_ctrl_c_behind_the_last_moment_of_an_evaluation_is_not_lost(site, program, tmp_path):
     said(program("train", "toy", "--data", tmp_path, "--out", "run", "--json", *LIMIT))
-    code = ("import plimsoll\n"
+    code = ("import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # A background shell ignores it.
+            "import plimsoll\n"
             "try:\n    plimsoll.evaluate('run')\nexcept KeyboardInterrupt:\n    print('asked')\n"
             "print('goes on')\n")
     path = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])

@@ -171,7 +171,7 @@ def test_a_process_alone_has_what_ranks_have():
     from plimsoll.ranks._ranks import Ranks
 
     names = [name for name in vars(Solo) if not name.startswith("_")]
-    own = {"rank", "count", "undisturbed"}  # Of an object.
+    own = {"rank", "count", "undisturbed", "alike"}  # Of an object.
     assert len(names) > 20 and own < set(names) and {name for name in names if not hasattr(Ranks, name)} == own
 
 

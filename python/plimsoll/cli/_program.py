@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .. import _core, recipes
+from .. import _core
 from ..core import _torch_gate
 from ..core._torch_settings import MKL_CBWR, torch_settings
 from ..errors import NotFoundError
@@ -94,6 +94,8 @@ def resume(run: str | os.PathLike[str], *, progress: bool = True,
              identity; CorruptError (a file whose checksum does not match); otherwise as train().
     """
     core = _core_with_torch()
+    from .. import recipes
+
     notes = recipes.file_of(os.fspath(run), options.get("recipe_file", ""))
     with torch_settings():
         text = core.resume(os.fspath(run), _pairs(options | notes), not progress,
@@ -109,6 +111,8 @@ def evaluate(run: str | os.PathLike[str], *, recipe_file: str | os.PathLike[str]
             trained on); CorruptError (a file whose checksum does not match); otherwise as train().
     """
     core = _core_with_torch()
+    from .. import recipes
+
     recipes.file_of(os.fspath(run), recipe_file)
     with torch_settings():
         return json.loads(core.evaluate(os.fspath(run)))
@@ -124,6 +128,8 @@ def export(run: str | os.PathLike[str], out: str | os.PathLike[str], *, merge: b
     Errors: as evaluate(); ValueError where `out` exists, or the run's recipe has no export.
     """
     core = _core_with_torch()
+    from .. import recipes
+
     recipes.file_of(os.fspath(run), recipe_file)
     with torch_settings():
         return json.loads(core.export_model(os.fspath(run), os.path.abspath(out), merge))
@@ -143,6 +149,8 @@ def info(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _core_with_torch() -> Any:
     """Returns plimsoll._core, with all recipes registered and torch loaded for them. Errors: ImportError."""
     _torch_gate.load()
+    from .. import recipes
+
     recipes.find()
     return _core
 
@@ -184,6 +192,8 @@ def _run(given: list[str]) -> int:
 
         return _pairs_command.run(given[3:])
     try:
+        from .. import recipes
+
         recipes.find()
     except RuntimeError as error:
         print(f"plimsoll: error: {error}", file=sys.stderr)
@@ -212,6 +222,8 @@ def _run(given: list[str]) -> int:
 
 def _named(recipe: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
     """Returns a recipe's name, and the options by which a run notes the file that it was read from."""
+    from .. import recipes
+
     if not recipes.is_file(recipe):
         return os.fspath(recipe), {}
     return recipes.add_file(recipe)
@@ -223,6 +235,8 @@ def _with_file(words: list[str]) -> list[str]:
     Errors: those of recipes.add_file() and file_of().
     """
     command = words[0] if words else ""
+    from .. import recipes
+
     if command in ("train", "plan", "config") and len(words) > 1 and recipes.is_file(words[1]):
         name, notes = recipes.add_file(words[1])
         return [command, name, *([] if command == "config" else _flags(notes)), *words[2:]]

@@ -11,6 +11,7 @@ Threads: load() may be called from any thread; Python's import lock orders them.
 """
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -40,7 +41,9 @@ def load() -> ModuleType:
         then = ("install torch, then rebuild with `pip install .` in Plimsoll's source folder"
                 if not _core.torch_version else _how_to_install())
         raise ImportError(f"this part of plimsoll needs torch, which is not installed: {then}")
-    import torch  # First, so that the one libtorch in the process is torch's own.
+    with contextlib.suppress(ImportError):
+        import numpy  # noqa: F401 - torch imports it while it loads, and then swallows Ctrl-C.
+    import torch  # Before plimsoll._torch, so that the one libtorch in the process is torch's own.
 
     if _core.torch_version and _minor(torch.__version__) != _minor(_core.torch_version):
         raise ImportError(_misfit(torch.__version__))

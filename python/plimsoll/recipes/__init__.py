@@ -43,15 +43,25 @@ from ._files import is_file as is_file
 if typing.TYPE_CHECKING:
     from ..memory._memory import Governor
     from ..ranks._crew import Leader
+    from ..ranks._group import Group, Solo
+    from ..ranks._virtual_workers import WorkerBatches
     from ..run._run import Run
 
-__all__ = ["DeviceOptions", "Recipe", "RunOptions", "Told", "add", "add_file", "committed", "crc32c", "limited", "option", "replaced"]
+__all__ = ["DeviceOptions", "Group", "Recipe", "RunOptions", "Solo", "Told", "WorkerBatches", "add", "add_file", "committed", "crc32c", "limited",
+           "option", "replaced", "tensor_bytes"]
 
+_OF_RANKS = {"Group": "_group", "Solo": "_group", "WorkerBatches": "_virtual_workers"}  # Imported when asked for: they take NumPy.
 _OURS: tuple[str, ...] = ("cosir", "can_kd", "chat", "vision")  # Modules beside this one, each with a RECIPE: a new recipe of ours is a word here.
 _RESERVED = {name.replace("_", "-") for name in _OURS}  # Names that a file's recipe cannot have.
 _GROUP = "plimsoll.recipes"
 _COUNT_MAX = float(2**53)
 _KINDS = {bool: "switch", int: "integer", float: "real", str: "text"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_RANKS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"plimsoll.ranks.{_OF_RANKS[name]}"), name)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -434,6 +444,17 @@ def limited(options: RunOptions) -> Iterator[Governor]:
     _run_settings.settle(options.seed, options.compute_threads, True)
     with Governor(options.memory_limit, foreign_bytes=options.foreign_bytes, devices=options.devices()) as governor:
         yield governor
+
+
+def tensor_bytes(work: Callable[[], object]) -> tuple[int, int]:
+    """Calls work(). Returns the most bytes of tensors on the processor meanwhile, those before it included, and with a plan's cache and margin."""
+    from ..core import _torch_gate
+
+    extension = _torch_gate.load()
+    extension.reset_peak()
+    work()
+    peak = int(extension.arena_stats()["live_peak_bytes"])
+    return peak, int(extension.with_cache_and_margin(peak))
 
 
 def committed(run: str) -> tuple[int, dict[str, Any]]:

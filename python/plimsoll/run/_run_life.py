@@ -579,13 +579,13 @@ class Life:
     def _tell_the_end(self, last: Failure, step: int) -> None:
         """Writes the last status, event and report; removes the folder of a recipe that failed, or was given up, before its first step."""
         given_up = last.cause == "asked" and not self.stopped  # By Ctrl-C around its loops.
-        goes = self._is_new and self.at.step == 0 and (last.status == "failed" or last.cause == "refused" or given_up)
-        if not goes:
+        leaves_nothing = self._is_new and self.at.step == 0 and (last.status == "failed" or last.cause == "refused" or given_up)
+        if not leaves_nothing:
             epoch = None if self.at.ended == "left" else self.at.epoch  # After `break`: the epoch of the last step.
             self.report.end(last.status, step, epoch, last.message, last.cause)
         if self.group.first:
             self.folder.end_record()
-            if goes:
+            if leaves_nothing:
                 self.folder.abandon()
                 return
             with contextlib.suppress(OSError):  # A report that cannot be written is no failure.

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...core import _torch_gate
 from ...memory._memory import format_bytes
 from ...training._plan import BatchPlan, plan_batch
 from ...training._step import TrainingStep
-from .. import Told, limited
+from .. import Told, limited, tensor_bytes
 from ._evaluate import FINAL_ANGLES, Evaluation
 from ._model import Model, Shape
 from ._pairs import Pairs
@@ -68,12 +67,9 @@ def evaluation_bytes(governor: Governor, options: Options, pairs: Pairs, model: 
     """
     if not options.eval_pairs or not pairs.split.held_out_rows:
         return 0
-    extension = _torch_gate.load()
-    extension.reset_peak()
-    Evaluation(model, pairs, lambda ids: torch.zeros(len(ids), options.label_dim), batch_size=batch_size,
-               eval_pairs=options.eval_pairs).make(FINAL_ANGLES)
-    peak = int(extension.arena_stats()["live_peak_bytes"])
-    if (needed := int(extension.with_cache_and_margin(peak))) > room:
+    evaluation = Evaluation(model, pairs, lambda ids: torch.zeros(len(ids), options.label_dim), batch_size=batch_size, eval_pairs=options.eval_pairs)
+    peak, needed = tensor_bytes(lambda: evaluation.make(FINAL_ANGLES))
+    if needed > room:
         limit = -(-(governor.limit_bytes + needed - room) // _MIB) * _MIB
         raise governor.refusal("tensors", needed, f"an evaluation of {min(options.eval_pairs, pairs.split.held_out_rows)} held-out pairs does not fit "
                                f"beside batches of {batch_size}: {format_bytes(needed)} of {format_bytes(room)} for tensors; a limit of "
