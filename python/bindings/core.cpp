@@ -40,14 +40,16 @@ nb::object over_budget(const nb::handle& type, const Error& error) {
     held[tag_name(static_cast<Tag>(tag))] = error.held_bytes[static_cast<std::size_t>(tag)];
   }
   std::string tag = tag_name(error.tag);
+  std::string advice = error.advice;
   if (const auto raised = kept_over_budget(error)) {
     tag = raised->tag;
+    advice = raised->advice;
     for (const auto& [name, bytes] : raised->held_bytes) {
       held[name.c_str()] = bytes;
     }
   }
   return type(error.to_string(), tag, error.requested_bytes, error.available_bytes,
-              error.limit_bytes, held, error.advice, error.smallest_limit_bytes);
+              error.limit_bytes, held, advice, error.smallest_limit_bytes);
 }
 
 // Each code has exactly one exception class; see python/plimsoll/errors.py.

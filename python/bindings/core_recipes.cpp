@@ -7,8 +7,7 @@
 // python/plimsoll/recipes/__init__.py is what a recipe's author sees. Reading order: run/recipe.h,
 // run/field_table.h, this file.
 //
-// Threads: a recipe's functions are called with Python's lock; the signal handlers are theirs
-//          meanwhile (run/control.h).
+// Threads: a recipe's functions are called with Python's lock.
 // Memory:  what is added stays until the process ends, at most kRecipesMax recipes by name.
 #include <cstdint>
 #include <map>
@@ -199,15 +198,16 @@ Error over_budget(const nb::handle raised, const std::string& text) {
   error.available_bytes = nb::cast<std::int64_t>(raised.attr("available_bytes"));
   error.limit_bytes = nb::cast<std::int64_t>(raised.attr("limit_bytes"));
   error.smallest_limit_bytes = nb::cast<std::int64_t>(raised.attr("smallest_limit_bytes"));
-  keep_over_budget(error, {tag, held});
+  keep_over_budget(error, {tag, held, nb::cast<std::string>(raised.attr("advice"))});
   return error;
 }
 
-/// What a recipe raised, if it is an expected failure; otherwise it goes on as it is.
-Error error_of(nb::python_error& raised) {
+/// What a recipe raised in its function `name`, if it is an expected failure; otherwise it goes on
+/// as it is.
+Error error_of(nb::python_error& raised, const char* name) {
   const nb::object errors = nb::module_::import_("plimsoll.errors");
   const std::string text = nb::cast<std::string>(nb::str(raised.value()));
-  const auto is = [&](const char* name) { return raised.matches(errors.attr(name)); };
+  const auto is = [&](const char* type) { return raised.matches(errors.attr(type)); };
   if (is("BudgetExceeded")) {
     return over_budget(raised.value(), text);
   }
@@ -216,6 +216,9 @@ Error error_of(nb::python_error& raised) {
   }
   if (is("CorruptError")) {
     return make_error(ErrorCode::kCorrupt, text);
+  }
+  if (raised.matches(PyExc_KeyboardInterrupt)) {
+    return given_up(name).value();
   }
   if (raised.matches(PyExc_ValueError) || raised.matches(PyExc_ImportError)) {
     return make_error(ErrorCode::kInvalidArgument, text);
@@ -236,7 +239,7 @@ Result<RecipeReport> call(nb::handle work, const char* name, const AnySettings& 
         work.attr(name)(values_of(settings), std::forward<More>(more)...));
     return RecipeReport{std::move(json), std::move(text), ended};
   } catch (nb::python_error& raised) {
-    return tl::unexpected(error_of(raised));
+    return tl::unexpected(error_of(raised, name));
   }
 }
 
@@ -310,23 +313,12 @@ std::unique_ptr<AnySettings> settings_for(const Recipe& recipe, const std::strin
   return new_settings(recipe, config, std::span(&given, 1), wants_out).or_throw();
 }
 
-/// Returns what `work` returns. Python hears a signal that came meanwhile, also one that came
-/// after the last moment at which `work` could give up.
-template <class Work>
-RecipeReport report_of(Work&& work) {
-  auto done = [&] {
-    const StopSignals signals;
-    return work();
-  }();
-  StopSignals::pass_on();
-  return std::move(done).or_throw();
-}
-
-/// What was done. Of a run that gave up before its first step, as Ctrl-C asked, Python is told of
-/// Ctrl-C.
+/// What was done. Of work that Ctrl-C ended, Python is told of Ctrl-C.
 RecipeReport or_interrupt(Result<RecipeReport> done) {
   if (!done && was_given_up(done.error())) {
-    StopSignals::pass_on();
+    const nb::gil_scoped_acquire locked;
+    PyErr_SetNone(PyExc_KeyboardInterrupt);
+    throw nb::python_error();
   }
   return std::move(done).or_throw();
 }
@@ -346,11 +338,9 @@ std::string plan(const std::string& name, const std::string& config, const Pairs
   if (!recipe.plan) {
     throw Exception(work_missing(recipe, "plan"));
   }
-  return report_of([&] {
-           return recipe.plan(*settings, {.choices = choices,
-                                          .effective_batch = effective_batch,
-                                          .device = {device, device_memory_limit}});
-         })
+  return or_interrupt(recipe.plan(*settings, {.choices = choices,
+                                              .effective_batch = effective_batch,
+                                              .device = {device, device_memory_limit}}))
       .json;
 }
 
@@ -373,7 +363,7 @@ std::string evaluate(const std::string& run) {
   if (!recipe.evaluate) {
     throw Exception(work_missing(recipe, "evaluation"));
   }
-  return report_of([&] { return recipe.evaluate(*settings); }).json;
+  return or_interrupt(recipe.evaluate(*settings)).json;
 }
 
 std::string export_model(const std::string& run, const std::string& out, bool merge) {
@@ -383,7 +373,7 @@ std::string export_model(const std::string& run, const std::string& out, bool me
   if (!recipe.export_model) {
     throw Exception(work_missing(recipe, "export"));
   }
-  return recipe.export_model(*settings, {.out = out, .merge = merge}).or_throw().json;
+  return or_interrupt(recipe.export_model(*settings, {.out = out, .merge = merge})).json;
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A BudgetExceeded that a function of Python raised, and that goes through an Error back to Python:
-// its tag may be a device's name, and its holders those of a device, for which an Error has no
-// place.
+// its tag may be a device's name, its holders those of a device, and its advice any text, for which
+// an Error has no place.
 //
 // Threads: with Python's lock.   Memory: the last one's texts.
 #pragma once
@@ -19,6 +19,7 @@ namespace plimsoll::python {
 struct OverBudget {
   std::string tag{};
   std::map<std::string, std::int64_t> held_bytes{};
+  std::string advice{};
 };
 
 /// Keeps what `error` was made of, until the next one.

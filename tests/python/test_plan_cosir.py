@@ -39,16 +39,16 @@ def planned(call, data, limit, *more):
 
 
 def test_the_batch_grows_with_the_limit_up_to_enough_steps_an_epoch(trains, call, data, above, tmp_path):
-    sizes = [planned(call, data, above(mib))["batch_size"] for mib in (45, 55, 420)]
+    sizes = [planned(call, data, above(mib))["batch_size"] for mib in (110, 125, 420)]
     assert sizes[0] < sizes[1] < sizes[2]
     assert planned(call, data, above(420))["steps_per_epoch"] >= 32
     assert sizes[2] % 16 == 0
-    wide = planned(call, data, above(60), "--label-dim", "256")
+    wide = planned(call, data, above(125), "--label-dim", "256")
     assert wide["batch_size"] < sizes[1]  # Longer vectors leave less room.
 
 
 def test_auto_is_resolved_once_and_trains_inside_the_limit(trains, call, data, above, tmp_path):
-    run, limit = tmp_path / "run", above(60)
+    run, limit = tmp_path / "run", above(120)
     done = call("train", "cosir", "--data", data, "--out", run, "--memory-limit", limit,
                 "--batch-size", "auto", "--epochs", "1", "--quiet", "--json", *OPTIONS)
     assert done.status == 0, done.err
@@ -64,7 +64,7 @@ def test_auto_is_resolved_once_and_trains_inside_the_limit(trains, call, data, a
 
 
 def test_gradient_caching_is_weighed_and_fits_a_larger_batch(trains, call, data, above):
-    limit = above(60)
+    limit = above(180)
     found = planned(call, data, limit, "--choices", "--dim", "1024")
     assert "choices" not in planned(call, data, limit, "--dim", "1024")
     by_option = {choice["options"]: choice for choice in found["choices"]}

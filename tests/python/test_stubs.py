@@ -67,7 +67,7 @@ def test_the_bindings_have_docstrings_and_whole_types(name):
         pytest.skip("plimsoll was built without torch")
     assert stub.stat().st_mtime_ns >= next(PACKAGE.glob(f"{name}.*.so")).stat().st_mtime_ns
     code = stub.read_text(encoding="utf-8")
-    assert len(list(functions(ast.parse(code)))) > {"_core": 400, "_torch": 20}[name]
+    assert len(list(functions(ast.parse(code)))) > {"_core": 400, "_torch": 16}[name]
     assert list(omissions(code)) == []
 
 

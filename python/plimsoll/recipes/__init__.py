@@ -250,8 +250,8 @@ def _add(recipe: Recipe, source: _files.Source) -> None:
     find()  # Our own recipes come first, so this one can replace them.
     _core.add_recipe(name=recipe.name, about=recipe.about, unit=recipe.unit,
                      examples="\n".join("  " + line for line in recipe.examples), data_help=recipe.data,
-                     data_advice="name it with --data PATH" + (
-                         f", or --{recipe.data_or.replace('_', '-')} PATH" if recipe.data_or else ""),
+                     data_advice="name it with --data PATH" + (f", or --{recipe.data_or.replace('_', '-')} PATH" if recipe.data_or else "")
+                     + f": {recipe.data}",
                      keys_advice=f"`plimsoll train {source.path or recipe.name} --help` lists every key",
                      choices=", ".join(recipe.choices), effective_batch=bool(recipe.choices and recipe.accumulates), presets=_presets_of(recipe),
                      data_or=recipe.data_or, plan_example=recipe.plan_example or f"plimsoll plan {source.path or recipe.name} --data PATH",
@@ -291,7 +291,7 @@ def _presets_of(recipe: Recipe) -> dict[str, str]:
 def _common_of(recipe: Recipe) -> dict[str, int]:
     """Returns the recipe's own defaults of options that every run has."""
     usual = {field.name: field.default for field in dataclasses.fields(RunOptions)}
-    return {field.name: field.default for field in dataclasses.fields(recipe.options)
+    return {field.name: int(typing.cast(int, field.default)) for field in dataclasses.fields(recipe.options)
             if field.name in usual and field.default != usual[field.name]}
 
 
@@ -373,6 +373,10 @@ class _Work:
                 said = self._recipe.train(run, options)
         except MemoryPressure as error:
             stop = {"stop_cause": "memory", "stop_reason": str(error)}
+        except KeyboardInterrupt:  # Between its loops.
+            if not run.steps_made:
+                raise
+            stop = {"stop_cause": "asked", "stop_reason": "SIGINT"}
         if run.stopped:
             stop = {"stop_cause": "asked", "stop_reason": run.stopped}
         status = json.loads(_core.run_status(out))

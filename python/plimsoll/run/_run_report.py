@@ -125,12 +125,15 @@ class Report:
         """Records the result of Governor.clean_up(). when: after a "step" or an "evaluation"."""
         self.event("cleanup", {"step": step, "when": when, **done})
 
-    def pressure(self, step: int, seen: PressureReport) -> None:
+    def _evictions(self, step: int, seen: PressureReport | _core.LimitChange) -> None:
         for one in seen.evictions:
             self.event("evict", {"step": step, "owner": one.owner, "move": one.move,
                                  "wanted_bytes": one.wanted_bytes, "given_bytes": one.given_bytes,
                                  "before_bytes": one.before_bytes, "after_bytes": one.after_bytes,
                                  "freed_bytes": one.freed_bytes})
+
+    def pressure(self, step: int, seen: PressureReport) -> None:
+        self._evictions(step, seen)
         if seen.pressure or seen.stop or seen.evictions:
             self.event("reclaim", {"step": step, "resident_bytes": seen.resident.total,
                                    "unexplained_bytes": seen.unexplained_bytes,
@@ -146,6 +149,7 @@ class Report:
             return
         self.text(f"step {step}: memory limit {format_bytes(change.limit_bytes)}, was "
                   f"{format_bytes(change.before_bytes)}; resident {format_bytes(change.resident.total)}")
+        self._evictions(step, change)
         self.event("limit", {"step": step, "asked": asked, "before_bytes": change.before_bytes,
                              "asked_bytes": change.asked_bytes, "limit_bytes": change.limit_bytes,
                              "settled": change.settled, "purged_bytes": change.purged_bytes,

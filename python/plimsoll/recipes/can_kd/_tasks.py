@@ -25,7 +25,7 @@ from ...data._graphs import GraphSet
 from ...errors import NotFoundError
 from ...ranks._group import Solo
 from ._models import Autoencoder, Classifier, Graphs, Model, graphs_of
-from ._teacher_file import filled, read_weights
+from ._teacher_file import check_sum, filled, read_weights
 
 if TYPE_CHECKING:
     from ...memory._memory import Governor
@@ -199,8 +199,10 @@ def save_model(path: pathlib.Path, tensors: dict[str, torch.Tensor], about: dict
 
 
 def about_model(path: pathlib.Path) -> dict[str, str]:
-    """Returns what save_model() wrote beside the tensors."""
+    """Returns what save_model() wrote beside the tensors, all of which are compared with their checksum. Errors: CorruptError."""
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
-        return dict(file.metadata() or {})
+        about = dict(file.metadata() or {})
+    check_sum(path, about["crc32c"].encode())
+    return about

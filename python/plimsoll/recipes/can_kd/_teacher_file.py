@@ -244,7 +244,7 @@ def _in_safetensors(path: pathlib.Path) -> Iterator[Saved]:
     try:
         file = safe_open(path, "pt")
         if "crc32c" in (file.metadata() or {}):
-            _check_sum(path, file.metadata()["crc32c"].encode())
+            check_sum(path, file.metadata()["crc32c"].encode())
         for name in file.keys():
             tensor = file.get_slice(name)
             yield Saved(name, tensor.get_dtype(), tuple(tensor.get_shape()), functools.partial(file.get_tensor, name))
@@ -252,7 +252,7 @@ def _in_safetensors(path: pathlib.Path) -> Iterator[Saved]:
         raise CorruptError(f"{path}: is damaged, or no safetensors file: {error}") from None
 
 
-def _check_sum(path: pathlib.Path, digits: bytes) -> None:
+def check_sum(path: pathlib.Path, digits: bytes) -> None:
     """Compares a file with the checksum in its header: CRC-32C of all its bytes, whose eight digits count as zeros.
 
     Errors: CorruptError.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...memory._memory import format_bytes
 from ...rows._embedding import EmbeddingStore
 from ...run._runs import status
 from .. import Told, committed, limited
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 CONDITIONS = "conditions"  # The table of a run.
 _REQUEST_ROWS = 256
+_CHECKPOINT_BYTES = 1 << 20  # Of a checkpoint, beside its tensors.
 
 
 class Training:
@@ -63,9 +65,21 @@ class Training:
             CONDITIONS, rows=pairs.rows, ids=pairs.ids, dim=options.label_dim, dtype=options.label_dtype,
             optimizer=table_optimizer(options), init=table_init(options), batch_rows=max(self.batch_size, _REQUEST_ROWS),
             io_threads=options.io_threads, order_seed=pairs.order_seed, **table_place(options, pairs.rows, run.governor))
+        if options.disk_limit:
+            self._check_disk()
         self.loss = loss_of(self.model, options, run.group)
         pairs.begin(self.batch_size, self.conditions.store)
         self._last_loss = math.nan
+
+    def _check_disk(self) -> None:
+        """Checks that rows and checkpoints stay below the disk limit whatever the run does. Errors: ValueError."""
+        trained = [*self.model.parameters(), *(self.classifier.parameters() if self.options.phase2_epochs else ())]
+        weights = sum(one.nbytes for one in trained)
+        each = 3 * weights + _CHECKPOINT_BYTES  # AdamW has two numbers for each weight.
+        needed, limit = self.conditions.store.plan().disk_cap_bytes + (self.options.keep_checkpoints + 1) * each, self.run.governor.disk_limit_bytes
+        if needed > limit:
+            raise ValueError(f"the run {self.run.path}, its rows and its checkpoints, may come to fill {format_bytes(needed)} of disk, and the disk "
+                             f"limit is {format_bytes(limit)}; raise the disk limit (--disk-limit), or keep fewer checkpoints (--keep-checkpoints)")
 
     def whole(self) -> dict[str, Any]:
         """Trains to the end, and returns the entries for the run's summary."""
