@@ -203,7 +203,8 @@ Error over_budget(const nb::handle raised, const std::string& text) {
   return error;
 }
 
-/// What a recipe raised, if it is an expected failure; otherwise it goes on as it is.
+}  // namespace
+
 Error error_of(nb::python_error& raised) {
   const nb::object errors = nb::module_::import_("plimsoll.errors");
   const std::string text = nb::cast<std::string>(nb::str(raised.value()));
@@ -223,8 +224,10 @@ Error error_of(nb::python_error& raised) {
   if (raised.matches(PyExc_OSError)) {
     return make_error(ErrorCode::kIo, text);
   }
-  throw;  // A fault of the recipe's: its traceback is what helps.
+  throw;  // A fault: its traceback is what helps.
 }
+
+namespace {
 
 /// Calls `work.NAME(settings, more…)`, which gives (json, text, ended by memory).
 template <class... More>

@@ -88,9 +88,10 @@ def test_s34_what_only_python_has_is_handed_over_word_by_word(told, tmp_path):
                   ["export", runs["chat"], "--out", "x"], ["import", "chat", path, "--out", ""], ["import", "pairs"],
                   ["import", "vision", "--help"], ["recipes"], ["resume", "--help"], ["plan", "vision", "--data", "*"],
                   ["eval", runs["cosir"]], ["resume", runs["python"]], ["train"], ["eval", "nowhere"],
-                  ["queue", "list", path, "--json"], ["queue"]):
+                  ["queue", "list", path, "--json"], ["queue"], ["import", "can", "a/processed_graphs.pt", "--out", path],
+                  ["store", "import", "a/embeddings_chunk_0.pt", "--out", path], ["store", "import", path, "--format", "pt"]):
         assert told(*words) == ["-m", "plimsoll", *words]
-    for words in (["status", runs["chat"]], ["import", "can", path], ["import", "--help"], ["run", "--", "train", "chat"], ["--help"],
+    for words in (["status", runs["chat"]], ["import", "can", path], ["store", "import", path], ["store", "info", "a.pt"], ["import", "--help"], ["run", "--", "train", "chat"], ["--help"],
                   ["synth", "cosir", "--help"], ["import"], []):
         assert told(*words) is None, words
 
