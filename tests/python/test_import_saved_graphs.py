@@ -16,6 +16,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tracemalloc
 import types
 import zipfile
 
@@ -23,6 +24,7 @@ import numpy as np
 import pytest
 
 import plimsoll
+from test_without_torch import WITHOUT, run_python
 
 SEED = 20261122
 STORAGES = {"f4": "FloatStorage", "f8": "DoubleStorage", "i8": "LongStorage", "i4": "IntStorage"}
@@ -450,6 +452,28 @@ def test_a_file_is_admitted_before_it_is_read(modules, tmp_path):
             plimsoll.import_graphs(path, tmp_path / "set", governor=governor)
         assert governor.ledger().pools["other"].leased_bytes == 0
     assert not (tmp_path / "set").exists()
+
+
+def test_what_python_holds_meanwhile_is_leased(governor, modules, tmp_path):
+    path = write_pt(tmp_path / "processed_graphs.pt", datas(modules, random_graphs(np.random.default_rng(10), 2000)))
+    write_mapping(tmp_path)
+    before = governor.ledger().pools["other"].leased_bytes
+    tracemalloc.start()
+    try:
+        plimsoll.import_graphs(path, tmp_path / "set", governor=governor)
+        held = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    leased = governor.ledger().pools["other"].peak_bytes - before
+    assert 4 << 20 < held < leased < 4 * held
+
+
+def test_torch_is_not_needed(modules, tmp_path):
+    graphs = random_graphs(np.random.default_rng(11), 5)
+    path = write_pt(tmp_path / "processed_graphs.pt", datas(modules, graphs))
+    write_mapping(tmp_path)
+    run_python(WITHOUT + f"import plimsoll; plimsoll.import_graphs({str(path)!r}, {str(tmp_path / 'set')!r})")
+    check_set(tmp_path / "set", graphs)
 
 
 def test_ctrl_c_ends_an_import_and_leaves_nothing(program, modules, tmp_path):

@@ -118,8 +118,14 @@ class _Memo(list[Any]):
             super().__setitem__(at, value)
 
 
+class _Instructions(dict[int, Any]):
+    def __missing__(self, code: int) -> Any:
+        raise Refused(f"has an instruction {code:#04x} that torch.save does not write")
+
+
 class _Unpickler(pickle._Unpickler):
-    dispatch: ClassVar[dict[int, Any]] = {getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]] for name in _INSTRUCTIONS.split()}
+    dispatch: ClassVar[dict[int, Any]] = _Instructions(
+        (code[0], pickle._Unpickler.dispatch[code[0]]) for code in (getattr(pickle, name) for name in _INSTRUCTIONS.split()))
 
     def __init__(self, data: bytes, keep: Callable[[str, Any], Any] | None, is_record: Callable[[str, str], bool],
                  step: Callable[[], object]) -> None:
