@@ -123,9 +123,9 @@ def test_s34_an_installed_package_is_found_where_none_was_built_beside(alone, tm
                     reason="the package is installed in this Python")
 def test_s34_without_a_package_it_says_what_to_do(alone):
     for words in (("train", "cosir"), ("config", "vision"), ("plan", "chat", "--data", "x"), ("recipes",), ("queue", "list"),
-                  ("import", "chat", "x")):
+                  ("import", "chat", "x"), ("import", "can", "x.pt"), ("store", "import", "x.pt")):
         done = alone(*words)
-        named = " ".join(words[:2]) if words[0] == "import" else words[0]
+        named = " ".join(words[:2]) if words[0] in ("import", "store") else words[0]
         assert done.returncode == 1 and f"error: {named} is done in Python" in done.stderr and INSTALL in done.stderr, done.stderr
 
 
