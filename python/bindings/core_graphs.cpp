@@ -365,7 +365,7 @@ Result<std::vector<std::uint32_t>> read_saved_graphs(const Governor& governor,
                                          nb::cpp_function(take), nb::cpp_function(step)));
   } catch (nb::python_error& raised) {
     return cancelled ? fail(ErrorCode::kInvalidArgument, saved.path.string() + ": import cancelled")
-                     : tl::unexpected(error_of(raised));
+                     : tl::unexpected(reader_error(raised));
   }
 }
 

@@ -203,8 +203,7 @@ Error over_budget(const nb::handle raised, const std::string& text) {
   return error;
 }
 
-}  // namespace
-
+/// What a recipe raised, if it is an expected failure; otherwise it goes on as it is.
 Error error_of(nb::python_error& raised) {
   const nb::object errors = nb::module_::import_("plimsoll.errors");
   const std::string text = nb::cast<std::string>(nb::str(raised.value()));
@@ -224,10 +223,8 @@ Error error_of(nb::python_error& raised) {
   if (raised.matches(PyExc_OSError)) {
     return make_error(ErrorCode::kIo, text);
   }
-  throw;  // A fault: its traceback is what helps.
+  throw;  // A fault of the recipe's: its traceback is what helps.
 }
-
-namespace {
 
 /// Calls `work.NAME(settings, more…)`, which gives (json, text, ended by memory).
 template <class... More>
@@ -390,6 +387,13 @@ std::string export_model(const std::string& run, const std::string& out, bool me
 }
 
 }  // namespace
+
+Error reader_error(nb::python_error& raised) {
+  if (raised.matches(PyExc_KeyboardInterrupt)) {
+    throw;
+  }
+  return error_of(raised);
+}
 
 void bind_recipes(nb::module_& m) {
   nb::class_<PythonField>(m, "RecipeField", "An option of a recipe that is written in Python.")

@@ -84,7 +84,7 @@ Result<std::int64_t> read_saved_rows(const Governor& governor, const std::filesy
     return nb::cast<std::int64_t>(
         module.attr("read_saved_rows")(governor, path.string(), with_rows, nb::cpp_function(take)));
   } catch (nb::python_error& raised) {
-    return tl::unexpected(error_of(raised));
+    return tl::unexpected(reader_error(raised));
   }
 }
 

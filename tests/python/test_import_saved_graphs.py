@@ -476,15 +476,18 @@ def test_torch_is_not_needed(modules, tmp_path):
     check_set(tmp_path / "set", graphs)
 
 
-def test_ctrl_c_ends_an_import_and_leaves_nothing(program, modules, tmp_path):
+@pytest.mark.parametrize("python", [False, True])
+def test_ctrl_c_ends_an_import_and_leaves_nothing(program, modules, tmp_path, python):
     path = write_pt(tmp_path / "processed_graphs.pt", datas(modules, random_graphs(np.random.default_rng(9), 6000)))
     write_mapping(tmp_path)
-    with subprocess.Popen([program, "import", "can", str(path), "--out", str(tmp_path / "set")], stderr=subprocess.PIPE, text=True) as going:
+    words = ([sys.executable, "-c", f"import plimsoll; plimsoll.import_graphs({str(path)!r}, {str(tmp_path / 'set')!r})"] if python else
+             [program, "import", "can", str(path), "--out", str(tmp_path / "set")])
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as going:
         while not (tmp_path / "set/parts.partial/0.graphs").exists():
             assert going.poll() is None, going.stderr.read()
         going.send_signal(signal.SIGINT)
         said = going.communicate(timeout=120)[1]
-    assert going.returncode == 1 and "import cancelled" in said, said
+    assert (going.returncode, "KeyboardInterrupt" in said, "import cancelled" in said) == (-signal.SIGINT if python else 1, python, not python), said
     assert not (tmp_path / "set").exists()
 
 
