@@ -32,12 +32,25 @@ using Words = std::span<char* const>;
 constexpr const char* kProbe =
     "import importlib.util, sys; sys.exit(importlib.util.find_spec('plimsoll.__main__') is None)";
 
+/// Whether one of these words is a file of torch.save, or says that the files are.
+bool names_saved(Words words) {
+  return std::ranges::any_of(words, [](std::string_view word) {
+    return word.ends_with(".pt") || word == "pt" || word == "--format=pt";
+  });
+}
+
 /// Whether the package in Python does what these words ask for.
 bool is_pythons(Words words) {
   static constexpr std::array<std::string_view, 8> kCommands{
       "train", "plan", "resume", "eval", "export", "recipes", "config", "queue"};
-  return std::ranges::find(kCommands, words[0]) != kCommands.end() ||
-         (words[0] == std::string_view("import") && words.size() > 1 && is_python_import(words[1]));
+  if (words.size() > 1 && words[0] == std::string_view("import")) {
+    return is_python_import(words[1]) ||
+           (words[1] == std::string_view("can") && names_saved(words.subspan(2)));
+  }
+  if (words.size() > 1 && words[0] == std::string_view("store")) {
+    return words[1] == std::string_view("import") && names_saved(words.subspan(2));
+  }
+  return std::ranges::find(kCommands, words[0]) != kCommands.end();
 }
 
 /// Whether `python` can start the package, with the environment as it is.
@@ -113,10 +126,12 @@ std::optional<int> hand_over(int argc, char** argv) {
   }
   std::string python = find_python();
   if (python.empty()) {
-    const std::size_t count = words[0] == std::string_view("import") ? 2 : 1;
-    return report(make_error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{} is done in Python", fmt::join(words.first(count), " ")), kNeedsPython));
+    const bool two =
+        words[0] == std::string_view("import") || words[0] == std::string_view("store");
+    return report(
+        make_error(ErrorCode::kInvalidArgument,
+                   fmt::format("{} is done in Python", fmt::join(words.first(two ? 2 : 1), " ")),
+                   kNeedsPython));
   }
   std::string flag = "-m";
   std::string package = "plimsoll";

@@ -74,8 +74,9 @@ int import_frames(const TypedImport& typed) {
 void add_import_can(CLI::App& command, int& status) {
   auto typed = std::make_shared<TypedImport>();
   CanImportOptions& options = typed->options;
-  auto* can = command.add_subcommand(
-      "can", "Frames of a CAN bus (CSV, HCRL, candump, ROAD; .gz too), or saved graphs (.pt)");
+  auto* can = command.add_subcommand("can",
+                                     "Frames of a CAN bus (CSV, HCRL, candump, ROAD; .gz too), or "
+                                     "saved graphs (.pt; need Python)");
   can->add_option("CSV", typed->inputs,
                   "Files and folders of frames; those named test_* are for testing")
       ->required();

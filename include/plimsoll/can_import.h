@@ -9,7 +9,7 @@
 //
 // Threads: called by one thread; reads files in `threads` of its own.
 // Memory:  a few MiB a thread, leased (Tag::kOther), however large the files are; of saved graphs
-//          about 600 bytes a graph.
+//          about 4 KiB a graph.
 #pragma once
 
 #include <array>
@@ -43,7 +43,8 @@ struct CanImportOptions {
   /// Files, and folders in which every .csv and .log is taken (.gz, too), and every .txt that holds
   /// frames as HCRL or candump write them. A file whose name, or the nearest
   /// folder that says so, begins with "test_" is for testing; all others are for training. Or all
-  /// of them .pt: graphs the original program saved, each with its id_mapping.pkl beside it.
+  /// of them .pt: graphs the original program saved, each with its id_mapping.pkl beside it; they
+  /// are read in Python (src/data/graph_import.h).
   std::vector<std::filesystem::path> inputs{};
   std::filesystem::path out{};  ///< Made, or holding an earlier import.
   std::int64_t window{100};     ///< Frames of a graph.

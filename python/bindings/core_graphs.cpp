@@ -17,7 +17,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "base/check.h"
 #include "bindings.h"
+#include "data/graph_import.h"
+#include "over_budget.h"
 #include "plimsoll/can_import.h"
 #include "plimsoll/graph_set.h"
 
@@ -313,9 +316,63 @@ bool import_frames(const Governor& governor, const std::vector<std::string>& inp
   return made->reused;
 }
 
+using EndsIn = nb::ndarray<const std::int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+/// Hands the graphs of a block on, one by one. Without Python's lock.
+Result<void> take_graphs(const SavedGraphs& saved, const FloatsIn& x, const FloatsIn& edge_attr,
+                         const EndsIn& ends, const IdsIn& nodes, const IdsIn& edges,
+                         const IdsIn& attack) {
+  std::size_t node = 0;
+  std::size_t edge = 0;
+  for (std::size_t g = 0; g < nodes.size(); ++g) {
+    const auto more_nodes = static_cast<std::size_t>(nodes.data()[g]);
+    const auto more_edges = static_cast<std::size_t>(edges.data()[g]);
+    PLIMSOLL_TRY_VOID(
+        saved.take({.x = span_of(x).subspan(node * kGraphFeatures, more_nodes * kGraphFeatures),
+                    .edge_attr = span_of(edge_attr).subspan(edge * kGraphFeatures,
+                                                            more_edges * kGraphFeatures),
+                    .ends = span_of(ends).subspan(edge * 2, more_edges * 2),
+                    .attack = attack.data()[g] != 0}));
+    node += more_nodes;
+    edge += more_edges;
+  }
+  return {};
+}
+
+/// What plimsoll.data.importers has for it. Also called by the program, without Python's lock.
+Result<std::vector<std::uint32_t>> read_saved_graphs(const Governor& governor,
+                                                     const SavedGraphs& saved) {
+  const nb::gil_scoped_acquire locked;
+  bool cancelled = false;
+  const auto take = [&](const FloatsIn& x, const FloatsIn& edge_attr, const EndsIn& ends,
+                        const IdsIn& nodes, const IdsIn& edges, const IdsIn& attack) {
+    const nb::gil_scoped_release unlocked;
+    take_graphs(saved, x, edge_attr, ends, nodes, edges, attack).or_throw();
+  };
+  const auto step = [&](double share) {
+    if (!saved.step(share)) {
+      if (PyErr_Occurred() == nullptr) {  // Of the program, which has Ctrl-C to itself.
+        cancelled = true;
+        PyErr_SetNone(PyExc_KeyboardInterrupt);
+      }
+      throw nb::python_error();
+    }
+  };
+  try {
+    const nb::object module = nb::module_::import_("plimsoll.data.importers._saved_graphs");
+    return nb::cast<std::vector<std::uint32_t>>(
+        module.attr("read_saved_graphs")(governor, saved.path.string(), saved.window, saved.ids_max,
+                                         nb::cpp_function(take), nb::cpp_function(step)));
+  } catch (nb::python_error& raised) {
+    return cancelled ? fail(ErrorCode::kInvalidArgument, saved.path.string() + ": import cancelled")
+                     : tl::unexpected(reader_error(raised));
+  }
+}
+
 }  // namespace
 
 void bind_graphs(nb::module_& m) {
+  set_saved_graphs_reader(read_saved_graphs);
   bind_set(m);
   bind_batches(m);
   m.def("import_can", &import_frames, nb::arg("governor"), nb::arg("inputs"), nb::arg("out"),

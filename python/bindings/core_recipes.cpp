@@ -378,6 +378,13 @@ std::string export_model(const std::string& run, const std::string& out, bool me
 
 }  // namespace
 
+Error reader_error(nb::python_error& raised) {
+  if (raised.matches(PyExc_KeyboardInterrupt)) {
+    throw;
+  }
+  return error_of(raised);
+}
+
 void bind_recipes(nb::module_& m) {
   nb::class_<PythonField>(m, "RecipeField", "An option of a recipe that is written in Python.")
       .def(nb::init<std::string, std::string, bool, Value, std::string, double, double,

@@ -27,6 +27,7 @@
 
 #include "bindings.h"
 #include "os/room.h"
+#include "over_budget.h"
 #include "plimsoll/governor.h"
 #include "run/control.h"
 #include "run/counter_track.h"
@@ -61,6 +62,30 @@ auto interruptible(Work&& work) {
     throw nb::python_error();
   }
   return std::move(done).or_throw();
+}
+
+/// What plimsoll.data.importers has for it. Also called by the program, without Python's lock.
+Result<std::int64_t> read_saved_rows(const Governor& governor, const std::filesystem::path& path,
+                                     bool with_rows, const VisitRows& visit) {
+  const nb::gil_scoped_acquire locked;
+  const auto take = [&](const IdsIn& ids, const FloatsIn& rows) {
+    Result<void> taken;
+    {
+      const nb::gil_scoped_release unlocked;
+      taken = visit(span_of(ids), span_of(rows));
+    }
+    if (PyErr_Occurred() != nullptr) {  // Ctrl-C, as interruptible() heard it.
+      throw nb::python_error();
+    }
+    std::move(taken).or_throw();
+  };
+  try {
+    const nb::object module = nb::module_::import_("plimsoll.data.importers._saved_rows");
+    return nb::cast<std::int64_t>(
+        module.attr("read_saved_rows")(governor, path.string(), with_rows, nb::cpp_function(take)));
+  } catch (nb::python_error& raised) {
+    return tl::unexpected(reader_error(raised));
+  }
 }
 
 Governor governor_of(const std::string& memory_limit) {
@@ -414,6 +439,7 @@ void bind_run_loop(nb::module_& m) {
 }  // namespace
 
 void bind_runs(nb::module_& m) {
+  set_saved_rows_reader(read_saved_rows);
   bind_run_folder(m);
   bind_room(m);
   bind_run_loop(m);

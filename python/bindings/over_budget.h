@@ -12,6 +12,8 @@
 #include <optional>
 #include <string>
 
+#include <nanobind/nanobind.h>
+
 #include "plimsoll/result.h"
 
 namespace plimsoll::python {
@@ -26,5 +28,9 @@ struct OverBudget {
 void keep_over_budget(const Error& error, OverBudget raised);
 /// What was kept for this error, or a copy of it.
 [[nodiscard]] std::optional<OverBudget> kept_over_budget(const Error& error);
+
+/// What a reader of files raised, if it is an expected failure; Ctrl-C and anything else goes on as
+/// it is. Requires: called where it was caught.
+[[nodiscard]] Error reader_error(nanobind::python_error& raised);
 
 }  // namespace plimsoll::python

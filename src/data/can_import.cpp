@@ -453,7 +453,7 @@ Result<void> Import::read_frames(CanCsv& csv, Windows& windows, std::int64_t& un
       std::uint32_t key = frame.id;
       if (vocabulary_) {
         if (!std::binary_search(vocabulary_->begin(), vocabulary_->end(), key)) {
-          key = kUnknownKey;
+          key = kUnknownId;
           ++unknown;
         }
       } else if (!desk.ids.insert(key)) {

@@ -188,6 +188,16 @@ TEST(CanImportTest, OptionsThatCannotBeAreRefusedByName) {
   refused([](CanImportOptions& o) { o.threads = 0; }, "threads");
 }
 
+TEST(CanImportTest, WithoutAReaderSavedGraphsAreRefusedAndNothingIsLeft) {
+  test::CanTraffic traffic({{"processed_graphs.pt", ""}, {"id_mapping.pkl", ""}});
+  CanImportOptions options = traffic.options();
+  options.inputs = {options.inputs[0] / "processed_graphs.pt"};
+  const auto made = import_can(traffic.governor, options, nullptr);
+  ASSERT_FALSE(made);
+  EXPECT_NE(made.error().to_string().find("plimsoll.import_graphs()"), std::string::npos);
+  EXPECT_FALSE(std::filesystem::exists(options.out));
+}
+
 TEST(CanImportTest, ALimitBelowItsSlabIsRefusedAndNothingIsLeft) {
   test::CanTraffic traffic({{"train_1.csv", test::can_csv(300, 9, 1)}});
   const Lease rest =

@@ -2,14 +2,11 @@
 //
 // Graphs that the original program saved (processed_graphs.pt beside id_mapping.pkl) become a set.
 //
-// A processed_graphs.pt is a torch.save of a list of torch_geometric Data objects; id_mapping.pkl a
-// dict of arbitration ids and their indices. Both are read as plain values: torch_geometric need
-// not be there, and nothing of theirs is run.
-// Reading order: include/plimsoll/can_import.h, torch_archive.h, graph_parts.h, this file.
+// Both files are read in Python (python/plimsoll/data/importers/_saved_graphs.py), whose bindings
+// name the reader.
+// Reading order: include/plimsoll/can_import.h, graph_parts.h, this file.
 //
-// Threads: single-owner.
-// Memory:  leased (Tag::kOther): about 600 bytes a graph of the file being read, where its tensors
-//          lie; their bytes go by one graph at a time.
+// Threads: single-owner.   Memory: the reader's.
 #pragma once
 
 #include <cstddef>
@@ -22,12 +19,31 @@
 #include <vector>
 
 #include "data/can_files.h"
+#include "data/graph_parts.h"
 #include "plimsoll/can_import.h"
 #include "plimsoll/governor.h"
 #include "plimsoll/graph_set.h"
 #include "plimsoll/result.h"
 
 namespace plimsoll {
+
+/// What reads one file is given.
+struct SavedGraphs {
+  std::filesystem::path path{};  ///< Of the .pt.
+  std::int64_t window{0};
+  std::int64_t ids_max{0};
+  /// Takes the next graph. Requires: nodes and edges as a window has them. Errors: kIo.
+  std::function<Result<void>(const GraphRows&)> take{};
+  /// Reports the share that is read; false once the import is cancelled.
+  std::function<bool(double)> step{};
+};
+/// Reads a file, and returns the ids that its mapping has.
+/// Errors: kCorrupt (a class that is not known, by its name; damage), kInvalidArgument (a graph, by
+///         its number; cancelled), kIo, kOverBudget.
+using ReadSavedGraphs =
+    std::function<Result<std::vector<std::uint32_t>>(const Governor&, const SavedGraphs&)>;
+/// Requires: no import is at work.
+void set_saved_graphs_reader(ReadSavedGraphs read);
 
 /// True when the files are saved graphs (.pt) and no CSV.
 [[nodiscard]] bool is_saved_graphs(const CanFiles& found);
@@ -38,8 +54,7 @@ Result<std::string> saved_graphs_text(const CanFiles& found);
 
 /// Writes the set's file through side files in `folder`. `info` has everything but files, sizes,
 /// ids and fingerprint, which are filled in.
-/// Errors: kCorrupt (a class that is not known, by its name; damage), kInvalidArgument (a graph, by
-///         its number; cancelled), kNotFound, kIo, kOverBudget.
+/// Errors: the reader's; kInvalidArgument where there is none; kNotFound.
 Result<void> import_saved_graphs(Governor governor, const CanImportOptions& options,
                                  const CanFiles& found, const std::filesystem::path& folder,
                                  GraphSetInfo& info,

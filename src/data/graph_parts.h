@@ -25,7 +25,7 @@
 namespace plimsoll {
 
 /// The key of every id that the vocabulary lacks: sorted last, as its index is.
-inline constexpr std::uint32_t kUnknownKey = UINT32_MAX;
+inline constexpr std::uint32_t kUnknownId = UINT32_MAX;
 
 /// One graph, in the side file "graphs".
 struct GraphRecord {

@@ -351,6 +351,7 @@ TEST_F(StoreFilesTest, BadFilesAreNamedAndLeaveNothing) {
   spill(root_ / "g.csv", "2,2,3\n");
   expect_refused({root_ / "f.csv", root_ / "g.csv"}, "2 numbers a row");
   expect_refused({root_ / "h.csv"}, "h.csv");
+  expect_refused({root_ / "i.pt"}, "i.pt: saved rows are read in Python");
 }
 
 TEST_F(StoreFilesTest, AFolderThatHoldsSomethingIsLeftAlone) {

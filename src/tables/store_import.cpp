@@ -24,7 +24,6 @@
 #include "os/file.h"
 #include "store/embedding_description.h"
 #include "store/row_optimizer.h"
-#include "tables/chunk_file.h"
 #include "tables/new_file.h"
 #include "tables/store_export.h"
 
@@ -35,7 +34,7 @@ namespace fs = std::filesystem;
 constexpr std::int64_t kImportBytes = 1 << 20;
 constexpr std::size_t kLineMost = std::size_t{16} << 20;  // Of a .csv: some million floats.
 
-using Visit = ChunkFile::Visit;
+using Visit = VisitRows;
 
 /// One file of rows. dim() is known once it has been opened.
 class RowReader {
@@ -284,16 +283,63 @@ class CsvReader final : public RowReader {
 
 // ---- Chunks of the original ---------------------------------------------------------------------
 
+ReadSavedRows& saved_rows_reader() {
+  static ReadSavedRows one;
+  return one;
+}
+
 class ChunkReader final : public RowReader {
  public:
-  explicit ChunkReader(ChunkFile file) : file_(std::move(file)) {}
-  [[nodiscard]] std::int64_t dim() const override { return file_.dim(); }
+  static Result<std::unique_ptr<RowReader>> open(const Governor& governor, const fs::path& path) {
+    if (!saved_rows_reader()) {
+      return fail(ErrorCode::kInvalidArgument, path.string() + ": saved rows are read in Python",
+                  "import them by plimsoll.store.import_rows()");
+    }
+    std::unique_ptr<ChunkReader> made(new ChunkReader(governor, path));
+    PLIMSOLL_TRY(made->lease_, made->governor_.reserve(Tag::kOther, 0));
+    PLIMSOLL_TRY(made->dim_, saved_rows_reader()(governor, path, false,
+                                                 [&](auto ids, auto) { return made->keep(ids); }));
+    return std::unique_ptr<RowReader>(std::move(made));
+  }
+  [[nodiscard]] std::int64_t dim() const override { return dim_; }
+
   Result<void> visit(bool with_rows, const Visit& visit) override {
-    return file_.visit(with_rows, visit);
+    if (!with_rows) {
+      return visit(ids_, {});
+    }
+    std::size_t at = 0;
+    const auto checked = [&](std::span<const std::int64_t> ids, std::span<const float> rows) {
+      const auto known = std::span(ids_).subspan(std::min(at, ids_.size()));
+      at += ids.size();
+      const bool same = ids.size() <= known.size() &&
+                        std::equal(ids.begin(), ids.end(), known.begin()) &&
+                        rows.size() == ids.size() * static_cast<std::size_t>(dim_);
+      return same ? visit(ids, rows) : changed();
+    };
+    PLIMSOLL_TRY(const std::int64_t dim, saved_rows_reader()(governor_, path_, true, checked));
+    return dim == dim_ && at == ids_.size() ? Result<void>{} : changed();
   }
 
  private:
-  ChunkFile file_;
+  ChunkReader(Governor governor, fs::path path) noexcept
+      : governor_(std::move(governor)), path_(std::move(path)) {}
+  Result<void> keep(std::span<const std::int64_t> ids) {
+    const std::size_t count = ids_.size() + ids.size();
+    PLIMSOLL_TRY_VOID(lease_.grow(static_cast<std::int64_t>(count * sizeof(std::int64_t))));
+    ids_.reserve(count);
+    ids_.insert(ids_.end(), ids.begin(), ids.end());
+    return {};
+  }
+  [[nodiscard]] Result<void> changed() const {
+    return fail(ErrorCode::kCorrupt, path_.string() + ": it changed while it was read",
+                "import it again");
+  }
+
+  Governor governor_;
+  fs::path path_;
+  Lease lease_;
+  std::vector<std::int64_t> ids_;
+  std::int64_t dim_{0};
 };
 
 // ---- The table --------------------------------------------------------------------------------
@@ -310,8 +356,7 @@ Result<std::vector<std::unique_ptr<RowReader>>> open_files(const Governor& gover
     PLIMSOLL_TRY(const std::string form,
                  chunk ? Result<std::string>("pt") : store_file_form(path, options.format));
     if (chunk) {
-      PLIMSOLL_TRY(auto file, ChunkFile::open(governor, path));
-      readers.push_back(std::make_unique<ChunkReader>(std::move(file)));
+      PLIMSOLL_TRY(readers.emplace_back(), ChunkReader::open(governor, path));
     } else if (form == "npy") {
       PLIMSOLL_TRY(auto reader, ArrayReader::npy(path, options.number_rows ? next_id : -1));
       next_id += static_cast<const ArrayReader&>(*reader).rows();
@@ -383,6 +428,10 @@ Result<std::int64_t> fill(Governor governor, const ImportOptions& options, const
 }
 
 }  // namespace
+
+void set_saved_rows_reader(ReadSavedRows read) {
+  saved_rows_reader() = std::move(read);
+}
 
 std::map<std::string, RowOptimizer> optimizers_by_name() {
   std::map<std::string, RowOptimizer> names;

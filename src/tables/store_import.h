@@ -6,7 +6,8 @@
 //   .safetensors  "ids" i64 [rows], "rows" f32 or bf16 [rows, dim]   as `store export` writes them
 //   .npy          f32 [rows, dim]; ids in NAME.ids.npy, or 0, 1, 2, … over all files if asked for
 //   .csv          id, then the floats; a first line that begins with no number is a heading
-//   .pt           {id: f32 [dim]} by torch.save: the original's embeddings_chunk_<k>.pt
+//   .pt           {id: f32 [dim]} by torch.save: the original's embeddings_chunk_<k>.pt; read in
+//                 Python (python/plimsoll/data/importers/_saved_rows.py)
 //
 //   .idx, .bin    Megatron's two files, or format = megatron: a token set (src/data/megatron.h)
 //
@@ -14,20 +15,32 @@
 // table is built in OUT.partial and renamed: a process that is killed leaves no table.
 //
 // Threads: free function.
-// Memory:  the table's slab and one block of rows; beside them what a .pt's ids and places take,
-// one
-//          file at a time. Else nothing grows with the files.
+// Memory:  the table's slab and one block of rows; beside them the ids of all .pt, leased, and what
+//          the reader of one takes. Else nothing grows with the files.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "plimsoll/embedding_store.h"
 
 namespace plimsoll {
+
+/// Shape: as many ids as rows; float32 [n, dim], or no floats where only ids are wanted.
+using VisitRows =
+    std::function<Result<void>(std::span<const std::int64_t>, std::span<const float>)>;
+/// Visits every row of a .pt in the order of its dict, or its ids alone. Returns the width.
+/// Errors: kCorrupt naming the file (not of torch.save, a class in it, not a dict of whole numbers
+///         to float32 [dim]); kNotFound; kIo; kOverBudget.
+using ReadSavedRows = std::function<Result<std::int64_t>(
+    const Governor&, const std::filesystem::path&, bool with_rows, const VisitRows&)>;
+/// Requires: no import is at work.
+void set_saved_rows_reader(ReadSavedRows read);
 
 struct ImportOptions {
   std::vector<std::filesystem::path> files{};

@@ -14,7 +14,7 @@ os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 if importlib.util.find_spec("plimsoll") is None:
     collect_ignore = [f"test_{name}.py" for name in (
         "benches", "compat_features", "compat_issues", "compat_manager", "compat_parts", "data",
-        "dataset", "device_checks", "device_limit", "device_recipes", "device_run", "device_script", "device_steps", "embedding", "features",
+        "dataset", "device_checks", "device_limit", "device_recipes", "device_run", "device_script", "device_steps", "embedding", "features", "import_saved_graphs", "import_saved_rows",
         "kernels_contrast", "kernels_device", "kernels_graphs", "kernels_layers", "memory", "old_files",
         "plan", "program", "readme", "row_optimizers", "run", "run_embedding", "run_lives",
         "run_loader", "step", "stubs", "torch", "watch", "without_torch", "wheel")]

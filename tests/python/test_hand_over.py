@@ -88,9 +88,10 @@ def test_s34_what_only_python_has_is_handed_over_word_by_word(told, tmp_path):
                   ["export", runs["chat"], "--out", "x"], ["import", "chat", path, "--out", ""], ["import", "pairs"],
                   ["import", "vision", "--help"], ["recipes"], ["resume", "--help"], ["plan", "vision", "--data", "*"],
                   ["eval", runs["cosir"]], ["resume", runs["python"]], ["train"], ["eval", "nowhere"],
-                  ["queue", "list", path, "--json"], ["queue"]):
+                  ["queue", "list", path, "--json"], ["queue"], ["import", "can", "a/processed_graphs.pt", "--out", path],
+                  ["store", "import", "a/embeddings_chunk_0.pt", "--out", path], ["store", "import", path, "--format", "pt"]):
         assert told(*words) == ["-m", "plimsoll", *words]
-    for words in (["status", runs["chat"]], ["import", "can", path], ["import", "--help"], ["run", "--", "train", "chat"], ["--help"],
+    for words in (["status", runs["chat"]], ["import", "can", path], ["store", "import", path], ["store", "info", "a.pt"], ["import", "--help"], ["run", "--", "train", "chat"], ["--help"],
                   ["synth", "cosir", "--help"], ["import"], []):
         assert told(*words) is None, words
 
@@ -122,9 +123,9 @@ def test_s34_an_installed_package_is_found_where_none_was_built_beside(alone, tm
                     reason="the package is installed in this Python")
 def test_s34_without_a_package_it_says_what_to_do(alone):
     for words in (("train", "cosir"), ("config", "vision"), ("plan", "chat", "--data", "x"), ("recipes",), ("queue", "list"),
-                  ("import", "chat", "x")):
+                  ("import", "chat", "x"), ("import", "can", "x.pt"), ("store", "import", "x.pt")):
         done = alone(*words)
-        named = " ".join(words[:2]) if words[0] == "import" else words[0]
+        named = " ".join(words[:2]) if words[0] in ("import", "store") else words[0]
         assert done.returncode == 1 and f"error: {named} is done in Python" in done.stderr and INSTALL in done.stderr, done.stderr
 
 

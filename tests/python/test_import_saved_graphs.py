@@ -12,14 +12,19 @@ import os
 import pathlib
 import pickle
 import random
+import signal
 import struct
 import subprocess
 import sys
+import tracemalloc
 import types
 import zipfile
 
 import numpy as np
 import pytest
+
+import plimsoll
+from test_without_torch import WITHOUT, run_python
 
 SEED = 20261122
 STORAGES = {"f4": "FloatStorage", "f8": "DoubleStorage", "i8": "LongStorage", "i4": "IntStorage"}
@@ -29,7 +34,7 @@ STORAGES = {"f4": "FloatStorage", "f8": "DoubleStorage", "i8": "LongStorage", "i
 def modules(monkeypatch):
     """torch_geometric's classes by name, as pickle looks them up."""
     made = {}
-    for module, names in {"torch_geometric.data.data": ["Data"],
+    for module, names in {"torch_geometric.data.data": ["Data", "DataEdgeAttr"],
                           "torch_geometric.data.storage": ["GlobalStorage"],
                           "original.preprocessing": ["GraphDataset"]}.items():
         one = types.ModuleType(module)
@@ -45,10 +50,10 @@ def modules(monkeypatch):
 
 
 def data_of(modules, tensors):
-    """A Data as torch_geometric 2 keeps it: a store that knows its parent."""
+    """A Data as torch_geometric 2 keeps it: a class of its own (since 2.3), and a store that knows its parent."""
     data, store = modules.Data(), modules.GlobalStorage()
     store.__dict__.update(_mapping=dict(tensors), _parent=data)
-    data.__dict__["_store"] = store
+    data.__dict__.update(_edge_attr_cls=modules.DataEdgeAttr, _store=store)
     return data
 
 
@@ -199,7 +204,6 @@ def test_a_list_of_graphs_becomes_a_set_with_the_same_numbers(run, modules, tmp_
 
 @pytest.mark.parametrize("cache_bytes", [None, 0])
 def test_graphs_without_edges_are_read_back(run, modules, tmp_path, governor, cache_bytes):
-    plimsoll = pytest.importorskip("plimsoll")
     graphs = random_graphs(np.random.default_rng(SEED), 40)
     graphs = [(x, ends[:, :0], attr[:0], y) if g % 3 else (x, ends, attr, y) for g, (x, ends, attr, y) in enumerate(graphs)]
     path = write_pt(tmp_path / "cache" / "processed_graphs.pt", datas(modules, graphs))
@@ -240,6 +244,12 @@ def test_a_dataset_object_and_shared_strided_storages_are_read_too(run, modules,
     done = run(path, tmp_path / "set")
     assert done.returncode == 0, done.stderr
     check_set(tmp_path / "set", graphs)
+    blob = bytearray(path.read_bytes())
+    blob[blob.index(every.array.tobytes()) + 4] ^= 1  # No tensor takes this storage whole.
+    path.write_bytes(blob)
+    done = run(path, tmp_path / "other")
+    assert done.returncode == 1 and "data/0" in done.stderr and "another checksum" in done.stderr, done.stderr
+    assert not (tmp_path / "other").exists()
 
 
 def test_what_torch_itself_saves_is_read(run, modules, tmp_path):
@@ -313,6 +323,12 @@ HOSTILE = {
     "a call of a list": b"]]R.",
     "a state for a number": b"K\x01}b.",
     "an old opcode": b"(lp0\n.",
+    "a key of a million tuples": b"\x80\x02})" + b"\x85" * 1_000_000 + b"K\x01s.",
+    "a far place of the memo alone": b"\x80\x02]r\x00\x00\x00\x7f.",
+    "a state for a function": b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nN}X\x0c\x00\x00\x00__defaults__)s\x86b.",
+    "a state for a class": b"\x80\x02ctorch_geometric.data.data\nData\nN}X\x04\x00\x00\x00kindX\x01\x00\x00\x00xs\x86b.",
+    "a number of NumPy's that is an object": b"\x80\x02cnumpy\ndtype\nX\x02\x00\x00\x00O8K\x00K\x01\x87R.",
+    "a registered extension": b"\x80\x02\x82\x01.",
 }
 
 
@@ -372,8 +388,8 @@ def test_a_missing_mapping_and_other_files_are_named(run, modules, tmp_path):
     assert done.returncode == 1 and "compressed" in done.stderr
 
 
-@pytest.mark.parametrize("mutations", [75, pytest.param(300, marks=pytest.mark.slow)])
-def test_any_damage_is_refused_or_changes_nothing(run, modules, tmp_path, mutations):
+@pytest.mark.parametrize("mutations", [400, pytest.param(5000, marks=pytest.mark.slow)])
+def test_any_damage_is_refused_or_changes_nothing(governor, modules, tmp_path, mutations):
     """Seeded mutations: never a crash, never a hang, never other numbers without a word."""
     graphs = random_graphs(np.random.default_rng(7), 6)
     path = write_pt(tmp_path / "processed_graphs.pt", datas(modules, graphs))
@@ -392,25 +408,95 @@ def test_any_damage_is_refused_or_changes_nothing(run, modules, tmp_path, mutati
             for _ in range(random.randint(1, 4)):
                 changed[random.randrange(low, high)] = random.randrange(256)
         path.write_bytes(changed)
-        done = run(path, tmp_path / "set", "--rebuild")
-        assert done.returncode in (0, 1), (SEED, number, done.returncode, done.stderr)
-        refused += done.returncode
-        if done.returncode == 1:
-            assert "processed_graphs.pt" in done.stderr, (SEED, number, done.stderr)
+        try:
+            plimsoll.import_graphs(path, tmp_path / "set", rebuild=True, governor=governor)
+        except (plimsoll.CorruptError, ValueError) as error:
+            assert "processed_graphs.pt" in str(error), (SEED, number, error)
+            refused += 1
         else:
             check_set(tmp_path / "set", graphs)
     assert refused > mutations / 2
 
 
-def test_python_imports_saved_graphs_too(modules, tmp_path):
-    plimsoll = pytest.importorskip("plimsoll")
-    pytest.importorskip("plimsoll._core")
+@pytest.mark.parametrize("mutations", [600, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_any_other_pickle_is_refused_or_read_as_what_it_says(governor, modules, tmp_path, mutations):
+    """Seeded mutations of the pickle alone, under checksums that match: never a crash, and no error but those."""
+    graphs = random_graphs(np.random.default_rng(8), 3)
+    storages, text = {}, io.BytesIO()
+    TorchPickler(text, storages).dump(datas(modules, graphs))
+    write_mapping(tmp_path)
+    mapping = (tmp_path / "id_mapping.pkl").read_bytes()
+    path = tmp_path / "processed_graphs.pt"
+    random.seed(SEED)
+    refused = 0
+    for number in range(mutations):
+        pickles = [bytearray(text.getvalue()), bytearray(mapping)]
+        changed = pickles[number % 4 == 3]
+        for _ in range(random.randint(1, 3)):
+            changed[random.randrange(len(changed))] = random.randrange(256)
+        write_pt(path, None, storages, bytes(pickles[0]))
+        (tmp_path / "id_mapping.pkl").write_bytes(pickles[1])
+        try:
+            plimsoll.import_graphs(path, tmp_path / "set", rebuild=True, governor=governor)
+        except (plimsoll.CorruptError, ValueError) as error:
+            assert str(tmp_path) in str(error), (SEED, number, error)
+            refused += 1
+    assert refused > mutations / 2
+
+
+def test_a_file_is_admitted_before_it_is_read(modules, tmp_path):
+    path = write_pt(tmp_path / "processed_graphs.pt", None, raw=bytes(100 << 20))
+    write_mapping(tmp_path)
+    with plimsoll.Governor("900MiB", foreign_bytes="512MiB") as governor:
+        with pytest.raises(plimsoll.BudgetExceeded):
+            plimsoll.import_graphs(path, tmp_path / "set", governor=governor)
+        assert governor.ledger().pools["other"].leased_bytes == 0
+    assert not (tmp_path / "set").exists()
+
+
+def test_what_python_holds_meanwhile_is_leased(governor, modules, tmp_path):
+    path = write_pt(tmp_path / "processed_graphs.pt", datas(modules, random_graphs(np.random.default_rng(10), 2000)))
+    write_mapping(tmp_path)
+    before = governor.ledger().pools["other"].leased_bytes
+    tracemalloc.start()
+    try:
+        plimsoll.import_graphs(path, tmp_path / "set", governor=governor)
+        held = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    leased = governor.ledger().pools["other"].peak_bytes - before
+    assert 4 << 20 < held < leased < 4 * held
+
+
+def test_torch_is_not_needed(modules, tmp_path):
+    graphs = random_graphs(np.random.default_rng(11), 5)
+    path = write_pt(tmp_path / "processed_graphs.pt", datas(modules, graphs))
+    write_mapping(tmp_path)
+    run_python(WITHOUT + f"import plimsoll; plimsoll.import_graphs({str(path)!r}, {str(tmp_path / 'set')!r})")
+    check_set(tmp_path / "set", graphs)
+
+
+@pytest.mark.parametrize("python", [False, True])
+def test_ctrl_c_ends_an_import_and_leaves_nothing(program, modules, tmp_path, python):
+    path = write_pt(tmp_path / "processed_graphs.pt", datas(modules, random_graphs(np.random.default_rng(9), 6000)))
+    write_mapping(tmp_path)
+    words = ([sys.executable, "-c", f"import plimsoll; plimsoll.import_graphs({str(path)!r}, {str(tmp_path / 'set')!r})"] if python else
+             [program, "import", "can", str(path), "--out", str(tmp_path / "set")])
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as going:
+        while not (tmp_path / "set/parts.partial/0.graphs").exists():
+            assert going.poll() is None, going.stderr.read()
+        going.send_signal(signal.SIGINT)
+        said = going.communicate(timeout=120)[1]
+    assert (going.returncode, "KeyboardInterrupt" in said, "import cancelled" in said) == (-signal.SIGINT if python else 1, python, not python), said
+    assert not (tmp_path / "set").exists()
+
+
+def test_python_imports_saved_graphs_too(governor, modules, tmp_path):
     graphs = random_graphs(np.random.default_rng(8), 9)
     path = write_pt(tmp_path / "processed_graphs.pt", datas(modules, graphs))
     write_mapping(tmp_path)
-    with plimsoll.Governor("4GiB") as governor:
-        said = plimsoll.import_graphs(path, tmp_path / "set", governor=governor)
-        assert said["reused"] is False
-        with plimsoll.GraphSet.open(governor, tmp_path / "set") as made:
-            assert len(made) == 9
+    said = plimsoll.import_graphs(path, tmp_path / "set", governor=governor)
+    assert said["reused"] is False
+    with plimsoll.GraphSet.open(governor, tmp_path / "set") as made:
+        assert len(made) == 9
     check_set(tmp_path / "set", graphs)
