@@ -83,7 +83,7 @@ def train(options, name: str, data: pathlib.Path, seed: int, dtype: str) -> dict
     summary = call(options, *command)
     if summary["status"] != "finished":
         fail(f"{name}, seed {seed}, {dtype}: {summary['status']}")
-    table = call(options, "store", "info", out, "--json")
+    table = call(options, "store", "info", f"{out}/embeddings/conditions", "--json")
     wanted = 16 + -(-LABEL_DIM[name] * WEIGHT_BYTES[dtype] // 4) * 4 + 8 * LABEL_DIM[name]
     if table["dtype"] != dtype or table["record_bytes"] != -(-wanted // 8) * 8:
         fail(f"{name}: {dtype} was asked for, the table has records of {table['record_bytes']} "

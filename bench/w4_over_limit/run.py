@@ -201,7 +201,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, help="default 3, --smoke 1")
     parser.add_argument("--rows", type=int, help="default: 8 times the limit; --smoke 6,000")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--limit", type=int, default=384, help="MiB of the limited run")
+    parser.add_argument("--limit", type=int, default=768, help="MiB of the limited run")
     parser.add_argument("--batch-size", type=int,
                         help="default 2048, the recipe's own; --smoke 256")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1),

@@ -226,6 +226,9 @@ Error error_of(nb::python_error& raised, const char* name) {
   if (raised.matches(PyExc_OSError)) {
     return make_error(ErrorCode::kIo, text);
   }
+  if (nb::cast<std::string>(raised.type().attr("__name__")) == "OutOfMemoryError") {  // torch's.
+    return make_error(ErrorCode::kOverBudget, text);
+  }
   throw;  // A fault of the recipe's: its traceback is what helps.
 }
 
@@ -382,7 +385,7 @@ Error reader_error(nb::python_error& raised) {
   if (raised.matches(PyExc_KeyboardInterrupt)) {
     throw;
   }
-  return error_of(raised);
+  return error_of(raised, "import");
 }
 
 void bind_recipes(nb::module_& m) {

@@ -9,7 +9,6 @@ import os
 import pathlib
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import time
@@ -17,6 +16,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.support.named_limits import until_it_does
 from tests.support.sealed import seal_toml
 
 CONFIG_KEYS = ["checkpoint_every_n_steps", "keep_checkpoints", "queue_bytes", "store_bytes",
@@ -431,23 +431,7 @@ def test_r41_the_first_limit_that_is_named_does(trains, call, tmp_path, batch):
     words = ["train", "cosir", "--data", data, "--out", run, "--epochs", 1, "--eval-pairs", 50,
              "--batch-size", batch, "--json"]
 
-    def tried(limit: int) -> tuple[bool, int] | None:
-        """None where it trained to its end; or what the refusal names, and whether it says that this does."""
-        done = call(*words, "--memory-limit", f"{limit}MiB")
-        if done.status == 0:
-            return None
-        assert done.status == 1 and not run.exists(), done.err
-        if process := re.search(r"a limit of at least (\d+)MiB", done.err):  # With nothing of the run in it; another holds a little more.
-            return False, max(limit, int(process[1])) + 1
-        if guess := re.search(r"try a limit of (\d+) MiB", done.err):  # Too little was left to measure a step.
-            return False, int(guess[1])
-        return True, int(re.search(r"a limit of (\d+) MiB would do", done.err)[1])
-
-    does, limit, tries = False, 64, 0
-    while (named := tried(limit)) is not None:
-        assert not does and named[1] > limit and tries < 5, (does, limit, named)
-        (does, limit), tries = named, tries + 1
-    assert tries > 0
+    until_it_does(lambda limit: call(*words, "--memory-limit", f"{limit}MiB"), 64)
 
 
 @pytest.mark.parametrize("option", ["store_bytes", "cache_bytes", "queue_bytes"])

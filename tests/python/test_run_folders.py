@@ -248,7 +248,7 @@ def test_r46_killed_before_its_first_checkpoint_a_run_begins_again(runs, call, t
     train = ["train", recipe, "--data", data, *options]
     whole = last_json(call(*train, "--out", tmp_path / "whole"))
     killed = 0
-    for passage in range(5, 1000, 35):
+    for passage in range(5, 1000, 15):
         run = tmp_path / str(passage)
         done = call(*train, "--out", run, env=with_env(PLIMSOLL_CRASH=f"*:{passage}"))
         assert done.status == -signal.SIGKILL, (passage, done)

@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .. import _core
+from .. import _core, recipes
 
 _RECIPE = "can-kd"
 _BYTES_MAX = 1 << 20
@@ -176,6 +176,7 @@ def _check_known(key: str, source: str) -> None:
 def _convert(given: dict[str, _Given]) -> Converted:
     options: dict[str, str] = {}
     lines: dict[str, str] = {}
+    recipes.find()
 
     def put(ours: str, text: str, source: str) -> None:
         options[ours] = text

@@ -370,7 +370,8 @@ class _Work:
         try:
             with run:
                 self._note_file(run, before)
-                said = self._recipe.train(run, options)
+                with _refused_by_name(run):
+                    said = self._recipe.train(run, options)
         except MemoryPressure as error:
             stop = {"stop_cause": "memory", "stop_reason": str(error)}
         except KeyboardInterrupt:  # Between its loops.
@@ -413,6 +414,8 @@ class _Work:
         said = planned(options)
         if not choices:
             return _told(said)
+        if recipe.weighed is None:
+            said = planned(options)  # Beside what the first plan loaded, as those of the choices are.
         part, of, names = recipe.weighed(options, said) if recipe.weighed is not None else (options, "a step", set(recipe.choices))
         chosen = {name: of_one for name, of_one in recipe.choices.items() if name in names}
         weighed = weigh(planned, part, chosen, effective_batch, recipe.accumulates, recipe.unit)
@@ -474,6 +477,17 @@ def committed(run: str) -> tuple[int, dict[str, Any]]:
         raise NotFoundError(f"{run}: nothing is committed yet")
     parts: dict[str, Any] = read(pathlib.Path(run) / "checkpoints" / f"step-{step:09}" / "parts.pt", step, mapped=True)["parts"]
     return step, parts
+
+
+@contextlib.contextmanager
+def _refused_by_name(run: Run) -> Iterator[None]:
+    """Names a limit to try where the limit refused memory to an operator of torch's before the first step. Errors: BudgetExceeded."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError" or "DefaultCPUAllocator" not in str(error) or run.steps_made:
+            raise
+        raise run.governor.refusal("tensors", 0, str(error).splitlines()[0]) from None
 
 
 class _OfRecipe(typing.NamedTuple):

@@ -19,6 +19,7 @@ from ._step_options import Options
 from ._transaction import Before, writes_at_the_end
 
 _MIB = 1 << 20
+_SPARE = 4 << 20  # Bytes of a named limit for what the next start may hold more, and the arena's pages.
 _PARTS = (16, 12, 8, 6, 4, 3, 2)  # Shares of the batch to trace: a sixteenth, a twelfth, ….
 
 
@@ -103,7 +104,7 @@ class Need:
         left = governor.tensor_room()
         wanted = left + governor._room_to_try() if needed is None else needed
         wanted = max(wanted, least)
-        limit = -(-(governor.limit_bytes + max(wanted - left, _MIB)) // _MIB) * _MIB
+        limit = -(-(governor.limit_bytes + max(wanted - left, _MIB)) // _MIB) * _MIB + _SPARE
         limit = self._options.handed.group.whole(limit)
         text += (f"; too little is left to tell what all of it takes: try a limit of {limit // _MIB} MiB"
                  if needed is None else f"; a limit of {limit // _MIB} MiB would do{governor._lasting(limit - governor.limit_bytes)}")

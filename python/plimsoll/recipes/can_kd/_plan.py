@@ -13,7 +13,7 @@ from ...memory._memory import Governor, format_bytes
 from ...training._plan import BatchPlan, plan_batch
 from ...training._step import TrainingStep
 from .. import Told
-from ._tasks import Data, wanted_tasks
+from ._tasks import Data, fits, wanted_tasks
 from ._teacher import Teacher
 from ._teacher_file import find_teacher
 from ._training import Training, is_taught, optimizer_of
@@ -32,13 +32,14 @@ def plan_tasks(options: Options, data: Data, governor: Governor, **device: Any) 
     for task in wanted_tasks(options):
         if task.stage in ("fusion", "evaluation"):
             continue
-        teacher = None
-        if is_taught(options, task):
-            named = f"teacher_{'vgae' if task.stage == 'autoencoder' else f'gat_{task.stage}'}"
-            weights = find_teacher(options.teacher_path, named) if options.teacher_path else None
-            teacher = Teacher(options, data, task, weights, governor, None)
-        work = Training(options, data, task, pathlib.Path(options.out), teacher)
-        optimizer = optimizer_of(work.trained())
+        with fits(task, options, data, governor):
+            teacher = None
+            if is_taught(options, task):
+                named = f"teacher_{'vgae' if task.stage == 'autoencoder' else f'gat_{task.stage}'}"
+                weights = find_teacher(options.teacher_path, named) if options.teacher_path else None
+                teacher = Teacher(options, data, task, weights, governor, None)
+            work = Training(options, data, task, pathlib.Path(options.out), teacher)
+            optimizer = optimizer_of(work.trained())
         step = TrainingStep(work.module, optimizer, before_update=work.clip)
 
         def rehearsed(graphs: int, step: TrainingStep = step, work: Training = work) -> None:

@@ -33,7 +33,7 @@ from ...training._step import TrainingStep
 from ._evaluate import evaluate, originals_of
 from ._fusion import Fusion
 from ._plan import plan_tasks, tightest
-from ._tasks import Data, Stopped, Task, about_model, all_tasks, model_of, model_path, wanted_tasks
+from ._tasks import Data, Stopped, Task, about_model, all_tasks, fits, model_path, wanted_tasks
 from ._teacher import Teacher
 from ._teacher_file import find_teacher
 from ._training import Training, is_taught, optimizer_of
@@ -195,7 +195,7 @@ class CanKd:
         largest = work.largest()
         step = TrainingStep(work.module, optimizer_of(work.trained()), before_update=work.clip, directory=self.folder)
         try:
-            with self._fits(task):  # Its state, which the rehearsal puts back, may not.
+            with fits(task, self.options, self.data, self.run.governor):  # Its state, which the rehearsal puts back, may not.
                 admitted = step.admit(largest, work.loss)
         except BudgetExceeded as error:
             error.args = (error.args[0] if task.name in str(error) else f"{task.name}: {error}",)
@@ -251,22 +251,9 @@ class CanKd:
         return work
 
     def _training(self, task: Task, rehearsal: bool = False) -> Training:
-        with self._fits(task):
+        with fits(task, self.options, self.data, self.run.governor):
             teacher = self._teacher(task, rehearsal) if is_taught(self.options, task) else None
             return Training(self.options, self.data, task, self.folder, teacher)
-
-    @contextlib.contextmanager
-    def _fits(self, task: Task) -> Iterator[None]:
-        """Says which limit a task's models need, where they do not fit. Errors: BudgetExceeded."""
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            if self.data.device.type != "cpu":
-                raise
-            with torch.device("meta"):
-                model = model_of(self.options, self.data, task, None)
-            needed = 5 * sum(one.numel() * one.element_size() for one in model.parameters())  # Best weights, gradients and Adam's, too.
-            raise self.run.governor.refusal("tensors", needed, f"{task.name}: its model does not fit: {error}") from None
 
     def _teacher(self, task: Task, rehearsal: bool) -> Teacher:
         named = Task("teacher", task.stage)

@@ -8,11 +8,12 @@ Memory:  48 bytes per graph of the set; a batch; the weights of the models that 
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -196,6 +197,20 @@ def save_model(path: pathlib.Path, tensors: dict[str, torch.Tensor], about: dict
         file.write(begin.replace(b'"crc32c":"00000000"', f'"crc32c":"{found:08x}"'.encode()))
         for part in parts:
             file.write(part.data)
+
+
+@contextlib.contextmanager
+def fits(task: Task, options: Options, data: Data, governor: Governor) -> Iterator[None]:
+    """Says which limit a task's models need, where they do not fit. Errors: BudgetExceeded."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if data.device.type != "cpu":
+            raise
+        with torch.device("meta"):
+            model = model_of(options, data, task, None)
+        needed = 5 * sum(one.numel() * one.element_size() for one in model.parameters())  # Best weights, gradients and Adam's, too.
+        raise governor.refusal("tensors", needed, f"{task.name}: its model does not fit: {error}") from None
 
 
 def about_model(path: pathlib.Path) -> dict[str, str]:
