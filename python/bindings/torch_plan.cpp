@@ -158,6 +158,7 @@ class StepTraces {
     out["peak_bytes"] = said.peak.bytes;
     out["bound_bytes"] = said.bound_bytes;
     out["admit_bytes"] = to_admit(said);
+    out["rows_most"] = said.rows_most;
     out["operator"] = said.peak.op;
     out["phase"] = phase_name(said.peak.phase);
     out["parts"] = dict_of(said.peak.parts);
@@ -210,9 +211,9 @@ void bind_plan(nb::module_& m) {
       .def("add", &StepTraces::add, nb::arg("extent"), nb::arg("step"),
            "Runs the step twice and keeps the trace: {\"live_peak_bytes\", \"events\", "
            "\"regions\", …}.")
-      .def(
-          "predict", &StepTraces::predict, nb::arg("extent"),
-          "{\"peak_bytes\", \"bound_bytes\", \"admit_bytes\", \"operator\", \"phase\", \"parts\"}.")
+      .def("predict", &StepTraces::predict, nb::arg("extent"),
+           "{\"peak_bytes\", \"bound_bytes\", \"admit_bytes\", \"rows_most\", \"operator\", "
+           "\"phase\", \"parts\"}; rows_most: the largest traced step that it was made from.")
       .def("verify", &StepTraces::verify, nb::arg("extent"), nb::arg("step"),
            "Runs the step twice; \"exact\": every block was as predicted. The trace is not kept.");
 }

@@ -146,6 +146,7 @@ Result<StepPrediction> StepRegions::predict(const StepSize& size) const {
     StepPrediction one;
     one.peak = region->model.replay(size, block_bytes_);
     one.traces = static_cast<std::int64_t>(region->traces.size());
+    one.rows_most = region->model.rows_most();
     const std::int64_t moving = one.peak.bytes - one.peak.parts.static_bytes;
     const std::int64_t share = region->model.confirmed() ? kUnverifiedShare : kUnverifiedShare / 2;
     one.bound_bytes = one.peak.bytes + moving / share + kMiB;

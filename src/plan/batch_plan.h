@@ -48,7 +48,8 @@ struct StepPrediction {
   /// Room for other algorithms on top of the peak: an eighth of what is not static (a quarter
   /// where a block's formula has no trace to confirm it) and 1 MiB. A step may pass it.
   std::int64_t bound_bytes{0};
-  std::int64_t traces{0};  ///< Of so many sizes; of 1, it is that very step.
+  std::int64_t traces{0};     ///< Of so many sizes; of 1, it is that very step.
+  std::int64_t rows_most{0};  ///< The largest of them.
 };
 
 /// Traces of one step at several sizes, in regions within which it does the same things.

@@ -508,7 +508,7 @@ def test_k5_a_planned_batch_trains_and_a_fifth_more_is_refused(trains, call, bus
     table = call("plan", *base, "--memory-limit", f"{limit}MiB").out
     assert "CppNode" not in table  # Our autograd functions by their own names.
     told = re.search(r"batch_size = (\d+), held there by student_gat_normal", table)
-    near = pytest.approx(found["batch_size"], rel=0.05)  # What a process holds differs a little from start to start.
+    near = pytest.approx(found["batch_size"], rel=0.1)  # What a process holds differs a little from start to start.
     assert int(told[1]) == near
     assert re.search(r"a fifth more, \d+ graphs, would lease", table)
 

@@ -46,9 +46,10 @@ if typing.TYPE_CHECKING:
     from ..ranks._group import Group, Solo
     from ..ranks._virtual_workers import WorkerBatches
     from ..run._run import Run
+    from ..training._plan import BatchPlan
 
-__all__ = ["DeviceOptions", "Group", "Recipe", "RunOptions", "Solo", "Told", "WorkerBatches", "add", "add_file", "committed", "crc32c", "limited",
-           "option", "replaced", "tensor_bytes"]
+__all__ = ["DeviceOptions", "Group", "Recipe", "RunOptions", "Solo", "Told", "WorkerBatches", "add", "add_file", "committed", "crc32c", "entries_of",
+           "limited", "option", "replaced", "tensor_bytes"]
 
 _OF_RANKS = {"Group": "_group", "Solo": "_group", "WorkerBatches": "_virtual_workers"}  # Imported when asked for: they take NumPy.
 _OURS: tuple[str, ...] = ("cosir", "can_kd", "chat", "vision")  # Modules beside this one, each with a RECIPE: a new recipe of ours is a word here.
@@ -451,6 +452,11 @@ def limited(options: RunOptions) -> Iterator[Governor]:
     _run_settings.settle(options.seed, options.compute_threads, True)
     with Governor(options.memory_limit, foreign_bytes=options.foreign_bytes, devices=options.devices()) as governor:
         yield governor
+
+
+def entries_of(plan: BatchPlan) -> dict[str, Any]:
+    """Returns a plan's fields by name, for what a recipe's plan() tells. `device` is left out where there is none."""
+    return {name: value for name, value in dataclasses.asdict(plan).items() if name != "device" or value}
 
 
 def tensor_bytes(work: Callable[[], object]) -> tuple[int, int]:

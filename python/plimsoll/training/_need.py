@@ -19,7 +19,7 @@ from ._step_options import Options
 from ._transaction import Before, writes_at_the_end
 
 _MIB = 1 << 20
-_SPARE = 4 << 20  # Bytes of a named limit for what the next start may hold more, and the arena's pages.
+_SPARE = 4 << 20  # Bytes of a named limit for what the next start may hold more: code, and pages of the arena.
 _PARTS = (16, 12, 8, 6, 4, 3, 2)  # Shares of the batch to trace: a sixteenth, a twelfth, ….
 
 
@@ -40,7 +40,7 @@ class Need:
         if before is None or Governor.current() is None or work.batch.why_whole or options.split or options.handed.tables:
             return None  # Ranks that look rows up would have to trace the same parts.
         traces = options.extension.StepTraces()
-        last = 0
+        last = traced = 0
         for part in _PARTS:
             rows = work.rows // part
             if rows <= last or (rows < 2 and (len(work.functions) == 2 or options.batchnorms())):
@@ -57,6 +57,7 @@ class Need:
 
             try:
                 traces.add((rows, 0, 0), lambda _, graded=graded: unless_refused(graded)[1])
+                traced = rows
             except MemoryPressure:
                 raise
             except Exception:  # `f` may not accept so few rows.
@@ -65,9 +66,12 @@ class Need:
                 before.put_back()
                 options.extension.purge()
         try:
-            needed = int(traces.predict((work.rows, 0, 0))["admit_bytes"])
+            said = traces.predict((work.rows, 0, 0))
         except NotFoundError:
             return None
+        if said["rows_most"] < traced:  # The largest part did something else than those that this was made from.
+            return None
+        needed = int(said["admit_bytes"])
         needed += self._gradients_that_wait() + self._made_by_first_step()
         return max(needed, self.of_update())
 

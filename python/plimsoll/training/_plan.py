@@ -144,16 +144,18 @@ class BatchPlan:
         if self.bytes_per_row:
             lines.append(f"  one row more: {format_bytes(self.bytes_per_row)}")
         lines.append(f"  {self.larger_rows} rows: {format_bytes(self.larger_leased_bytes)} to admit, as predicted")
-        if self.device:
-            on = self.device
-            lines.append(f"  {on['name']}: {format_bytes(on['reserved_bytes'])} reserved, "
-                         f"{format_bytes(on['allocated_bytes'])} allocated, "
-                         f"{format_bytes(on['fragmentation_bytes'])} fragments; "
-                         f"{format_bytes(on['bound_bytes'])} of its {format_bytes(on['limit_bytes'])} "
-                         "with room for its kernels")
+        lines += [f"  {self.device_text()}"] if self.device else []
         lines += [f"  {self.advice}"] if self.advice else []
         lines += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(lines)
+
+    def device_text(self) -> str:
+        """Returns a line about `device`; "" where there is none."""
+        if not self.device:
+            return ""
+        on = {name: format_bytes(size) if name.endswith("_bytes") else size for name, size in self.device.items()}
+        return (f"{on['name']}: {on['reserved_bytes']} reserved, {on['allocated_bytes']} allocated, {on['fragmentation_bytes']} fragments; "
+                f"{on['bound_bytes']} of its {on['limit_bytes']} with room for its kernels")
 
 
 def plan_batch(step: Callable[[int], Any] | None = None, *, model: Any = None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...memory._memory import Governor, format_bytes
 from ...training._plan import BatchPlan, plan_batch
 from ...training._step import TrainingStep
-from .. import Told
+from .. import Told, entries_of
 from ._tasks import Data, fits, wanted_tasks
 from ._teacher import Teacher
 from ._teacher_file import find_teacher
@@ -46,8 +46,9 @@ def plan_tasks(options: Options, data: Data, governor: Governor, **device: Any) 
             data.look()
             step.rehearse(work.largest(graphs), work.loss)
 
-        plans[task.name] = plan_batch(rehearsed, model=work.module, optimizer=optimizer, governor=governor, max_batch_size=most,
-                                      extent=work.extent, **device)
+        with fits(task, options, data, governor):
+            plans[task.name] = plan_batch(rehearsed, model=work.module, optimizer=optimizer, governor=governor, max_batch_size=most,
+                                          extent=work.extent, **device)
     if not plans:
         raise ValueError(f"stage = {options.stage} of model_size = {options.model_size} has no step to plan")
     return plans
@@ -70,10 +71,11 @@ def plan_run(options: Options, device: str, device_memory_limit: str) -> Told:
         tight = {name: getattr(plans[task], name) for name in ("peak_bytes", "bytes_per_row", "step_seconds")}
         entries = {"batch_size": size, "task": task, **tight, "limit_bytes": ledger.limit_bytes, "baseline_bytes": ledger.baseline_bytes,
                    "foreign_bytes": options.foreign_bytes, "set_bytes": ledger.pools["loader"].leased_bytes, "set_cached": data.set.cached,
-                   "steps_per_epoch": steps, "tasks": {name: dataclasses.asdict(plan) for name, plan in plans.items()}}
+                   "steps_per_epoch": steps, "tasks": {name: entries_of(plan) for name, plan in plans.items()}}
         lines = [f"batch_size = {size}, held there by {task}; {steps} steps an epoch", f"under a limit of {format_bytes(ledger.limit_bytes)}"]
         lines += [f"  {name:<22}{plan.batch_size:>6}  {plan.label:<8}{format_bytes(plan.peak_bytes):>11} at {plan.operator} in {plan.phase}"
                   for name, plan in plans.items()]
+        lines += [f"  {plans[task].device_text()}"] if plans[task].device else []
         lines += [f"  {name:<14}{format_bytes(of):>12}   {what}" for name, of, what in (
             ("graphs", ledger.pools["loader"].leased_bytes, "the whole set (cache_bytes)" if data.set.cached else "offsets (cache_bytes)"),
             ("foreign", options.foreign_bytes, "code and kernels' scratch (foreign_bytes)"),

@@ -173,10 +173,27 @@ class CanKd:
         """Replaces batch_size = auto, which is 0, by the planned number, once. It is part of the run from the first commit on."""
         if not self.notes["batch_size"]:
             plans = plan_tasks(self.options, self.data, self.run.governor)
-            least = plans[tightest(plans)]
-            self.notes["batch_size"] = least.batch_size
-            self.run.event("batch_size", batch_size=least.batch_size, task=tightest(plans), label=least.label, peak_bytes=least.peak_bytes)
+            name = tightest(plans)
+            least = plans.pop(name)
+            size = self._proved(next(task for task in wanted_tasks(self.options) if task.name == name), least.batch_size)
+            self.notes["batch_size"] = size
+            self.run.event("batch_size", batch_size=size, task=name, label=least.label, peak_bytes=least.peak_bytes)
         self.options = dataclasses.replace(self.options, batch_size=self.notes["batch_size"])
+
+    def _proved(self, task: Task, size: int) -> int:
+        """Returns the planned size, or a little less where its step is refused beside what planning left. Errors: BudgetExceeded; Stopped."""
+        while True:
+            self.data.look()
+            self.options = dataclasses.replace(self.options, batch_size=size)
+            try:
+                self.run.group.on_all("the parts", functools.partial(self._rehearse, task))
+                self.notes["admitted"] = sorted({*self.notes["admitted"], task.name})
+                return size
+            except BudgetExceeded as error:
+                less = size * self.run.governor.tensor_room() // max(error.requested_bytes, 1)
+                if not 0 < less < size:
+                    raise
+                size = less
 
     def _admit(self, tasks: list[Task]) -> None:
         """Rehearses the largest step of each task that no life has rehearsed yet, so that none is refused when its turn comes.
@@ -194,12 +211,8 @@ class CanKd:
         work, run = self._training(task, rehearsal=True), self.run
         largest = work.largest()
         step = TrainingStep(work.module, optimizer_of(work.trained()), before_update=work.clip, directory=self.folder)
-        try:
-            with fits(task, self.options, self.data, self.run.governor):  # Its state, which the rehearsal puts back, may not.
-                admitted = step.admit(largest, work.loss)
-        except BudgetExceeded as error:
-            error.args = (error.args[0] if task.name in str(error) else f"{task.name}: {error}",)
-            raise
+        with fits(task, self.options, self.data, self.run.governor):  # Its state, which the rehearsal puts back, may not.
+            admitted = step.admit(largest, work.loss)
         run.event("rehearsed", task=task.name, graphs=work.graphs(largest), admitted_bytes=admitted)
 
     # ---- The tasks ----

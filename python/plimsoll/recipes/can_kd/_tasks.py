@@ -23,7 +23,7 @@ from ... import kernels
 from ..._core import crc32c
 from ...core._folders import replaced
 from ...data._graphs import GraphSet
-from ...errors import NotFoundError
+from ...errors import BudgetExceeded, NotFoundError
 from ...ranks._group import Solo
 from ._models import Autoencoder, Classifier, Graphs, Model, graphs_of
 from ._teacher_file import check_sum, filled, read_weights
@@ -201,9 +201,12 @@ def save_model(path: pathlib.Path, tensors: dict[str, torch.Tensor], about: dict
 
 @contextlib.contextmanager
 def fits(task: Task, options: Options, data: Data, governor: Governor) -> Iterator[None]:
-    """Says which limit a task's models need, where they do not fit. Errors: BudgetExceeded."""
+    """Names a task that is refused memory, and the limit that its models need where they do not fit. Errors: BudgetExceeded."""
     try:
         yield
+    except BudgetExceeded as error:
+        error.args = (error.args[0] if task.name in str(error) else f"{task.name}: {error}", *error.args[1:])
+        raise
     except torch.OutOfMemoryError as error:
         if data.device.type != "cpu":
             raise
