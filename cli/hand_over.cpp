@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "plimsoll/bytes.h"
 
 namespace plimsoll {
 namespace {
@@ -51,6 +53,27 @@ bool is_pythons(Words words) {
     return words[1] == std::string_view("import") && names_saved(words.subspan(2));
   }
   return std::ranges::find(kCommands, words[0]) != kCommands.end();
+}
+
+/// An error where a bound (ulimit) is below what Python and torch take before either could say so.
+std::optional<Error> address_space_missing() {
+  struct Least {
+    __rlimit_resource_t which;
+    std::int64_t bytes;
+  };
+  for (const auto& [which, bytes] : {Least{RLIMIT_AS, 1 << 30}, Least{RLIMIT_DATA, 1 << 28}}) {
+    rlimit bound{};
+    if (::getrlimit(which, &bound) == 0 && bound.rlim_cur < static_cast<rlim_t>(bytes)) {
+      return make_error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("no memory: the address space is limited to {} (ulimit -v or -d), and Python "
+                      "and torch take more than {}",
+                      format_bytes(static_cast<std::int64_t>(bound.rlim_cur)), format_bytes(bytes)),
+          "lift that limit (ulimit -v unlimited, ulimit -d unlimited), and bound memory by "
+          "--memory-limit");
+    }
+  }
+  return std::nullopt;
 }
 
 /// Whether `python` can start the package, with the environment as it is.
@@ -123,6 +146,8 @@ std::optional<int> hand_over(int argc, char** argv) {
   }
   if (words[0] == std::string_view("queue")) {
     keep_environment();
+  } else if (const auto missing = address_space_missing()) {
+    return report(*missing);
   }
   std::string python = find_python();
   if (python.empty()) {

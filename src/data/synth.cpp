@@ -128,18 +128,16 @@ class Fillers {
     sigset_t before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);  // Signals belong to the program's own threads.
-    for (int i = 0; i < options.threads; ++i) {
-      threads_.emplace_back([&model, &ring, &options, chunk_rows, i] {
-        pthread_setname_np(pthread_self(), fmt::format("pl-synth-{}", i).c_str());
-        for (std::int64_t chunk = ring.claim(); chunk >= 0; chunk = ring.claim()) {
-          const std::int64_t first = chunk * chunk_rows;
-          const std::int64_t rows = std::min(chunk_rows, options.rows - first);
-          const ChunkRing::Buffer& buffer = ring.buffer(chunk);
-          model.fill(first, buffer.image.first(static_cast<std::size_t>(rows * options.image_dim)),
-                     buffer.text.first(static_cast<std::size_t>(rows * options.text_dim)));
-          ring.filled(chunk);
-        }
-      });
+    try {
+      for (int i = 0; i < options.threads; ++i) {
+        threads_.emplace_back([&model, &ring, &options, chunk_rows, i] {
+          fill(model, ring, options, chunk_rows, i);
+        });
+      }
+    } catch (...) {  // Those that did start would wait for ever.
+      ring.stop();
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      throw;
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
@@ -148,6 +146,19 @@ class Fillers {
   Fillers& operator=(const Fillers&) = delete;
 
  private:
+  static void fill(const SynthModel& model, ChunkRing& ring, const CosirSynthOptions& options,
+                   std::int64_t chunk_rows, int number) {
+    pthread_setname_np(pthread_self(), fmt::format("pl-synth-{}", number).c_str());
+    for (std::int64_t chunk = ring.claim(); chunk >= 0; chunk = ring.claim()) {
+      const std::int64_t first = chunk * chunk_rows;
+      const std::int64_t rows = std::min(chunk_rows, options.rows - first);
+      const ChunkRing::Buffer& buffer = ring.buffer(chunk);
+      model.fill(first, buffer.image.first(static_cast<std::size_t>(rows * options.image_dim)),
+                 buffer.text.first(static_cast<std::size_t>(rows * options.text_dim)));
+      ring.filled(chunk);
+    }
+  }
+
   ChunkRing& ring_;
   std::vector<std::jthread> threads_;  // Last: joined before the rest is destroyed.
 };

@@ -111,6 +111,13 @@ bool is_made_here(std::string_view name) {
          name.find_first_not_of("0123456789", dash + 1) == std::string_view::npos;
 }
 
+// The kernel lets go of a cgroup a moment after its last process ended.
+void remove_emptied(const fs::path& folder) {
+  for (int i = 0; i < 50 && ::rmdir(folder.c_str()) != 0 && errno == EBUSY; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
 // Its maker keeps its file of processes locked (MemoryCgroup::create()), and has ended where nobody
 // does: a PID may be another's by now, or of another container.
 void remove_if_let_go(const fs::path& folder) {
@@ -118,8 +125,9 @@ void remove_if_let_go(const fs::path& folder) {
   if (file < 0) {
     return;
   }
-  if (::flock(file, LOCK_EX | LOCK_NB) == 0) {
-    ::rmdir(folder.c_str());  // Not while processes are in it.
+  char first = 0;
+  if (::flock(file, LOCK_EX | LOCK_NB) == 0 && ::read(file, &first, 1) == 0) {  // Nobody is in it.
+    remove_emptied(folder);
   }
   ::close(file);
 }
@@ -280,10 +288,7 @@ MemoryCgroup::~MemoryCgroup() {
   if (folder_.empty()) {
     return;
   }
-  // The kernel lets go of it a moment after the last process ended.
-  for (int i = 0; i < 50 && ::rmdir(folder_.c_str()) != 0 && errno == EBUSY; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
+  remove_emptied(folder_);
 }
 
 bool MemoryCgroup::join() const noexcept {

@@ -78,36 +78,54 @@ def test_r50_a_result_that_cannot_be_written_is_a_failure(program, tmp_path):
         assert ": No space left" in done.stderr or words[0] != "limits"
 
 
-def synthesised_under(which, mebibytes, program, folder):
+def bounded(which, mebibytes, program, *words):
     def bound(size=mebibytes << 20):
         resource.setrlimit(which, (size, size))
-    done = subprocess.run([program, "synth", "cosir", "--rows", "300000", "--out", folder / str(mebibytes),
-                           "--quiet"], preexec_fn=bound, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([program, *map(str, words)], preexec_fn=bound, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != -signal.SIGABRT, (mebibytes, done.stderr)
     assert "terminate called" not in done.stderr and "bad_alloc" not in done.stderr
     return done
 
 
+def synthesised_under(which, mebibytes, program, folder):
+    return bounded(which, mebibytes, program, "synth", "cosir", "--rows", "300000", "--out", folder / str(mebibytes), "--quiet")
+
+
+def trained_under(which, mebibytes, program, folder):
+    """Of what trained() made."""
+    return bounded(which, mebibytes, program, "train", "cosir", "--data", folder / "data", "--out", folder / str(mebibytes),
+                   "--memory-limit", "1GiB", "--quiet")
+
+
 def test_r50_too_little_address_space_is_named(program, call, tmp_path):
-    """However far it gets: the libraries, the threads, the first allocation."""
-    seen = 0
-    for mebibytes in (64, 200, 300, 400, 500):
-        done = synthesised_under(resource.RLIMIT_AS, mebibytes, program, tmp_path)
-        seen += "ulimit -v" in done.stderr
-        if done.returncode != 0:
-            assert "ulimit -v" in done.stderr or "shared libraries" in done.stderr or \
-                "plimsoll: error: " in done.stderr, (mebibytes, done.returncode, done.stderr)
-    must_train(call)  # Without torch all of these are enough.
-    assert seen > 0
+    """However far it gets: the libraries, the threads, the first allocation. What needs torch needs more."""
+    trained(call, tmp_path, "--set", "nonsense=1")  # Makes the data, and no run.
+    for work, sizes in ((synthesised_under, (16, 24, 32, 48, 56)), (trained_under, (64, 200, 300, 400, 500))):
+        seen = 0
+        for mebibytes in sizes:
+            done = work(resource.RLIMIT_AS, mebibytes, program, tmp_path)
+            seen += "ulimit -v" in done.stderr
+            if done.returncode != 0:
+                assert "ulimit -v" in done.stderr or "shared libraries" in done.stderr or \
+                    "plimsoll: error: " in done.stderr, (mebibytes, done.returncode, done.stderr)
+        assert seen > 0, work
 
 
-def test_too_little_private_memory_is_named(program, tmp_path):
+def test_too_little_private_memory_is_named(program, call, tmp_path):
     """`ulimit -d`, which bounds private mappings and not the whole address space."""
-    seen = 0
-    for mebibytes in (1, 8, 32, 64, 128):
+    trained(call, tmp_path, "--set", "nonsense=1")
+    for work, sizes in ((synthesised_under, (1, 8, 16, 24, 32)), (trained_under, (1, 8, 32, 64, 128))):
+        assert any("ulimit -v or -d" in work(resource.RLIMIT_DATA, mebibytes, program, tmp_path).stderr for mebibytes in sizes), work
+
+
+def test_too_few_threads_end_the_work_and_do_not_stop_it(program, tmp_path):
+    """Those that did start would wait for ever for the others."""
+    for mebibytes in (24, 28, 32):
         done = synthesised_under(resource.RLIMIT_DATA, mebibytes, program, tmp_path)
-        seen += "ulimit -v or -d" in done.stderr
-    assert seen > 0
+        if "Resource temporarily unavailable" in done.stderr:
+            assert done.returncode == 1 and not (tmp_path / str(mebibytes)).exists()
+            return
+    pytest.fail("a thread could always be started")
 
 
 def test_a_file_that_may_not_grow_is_named(program, tmp_path):

@@ -2,6 +2,7 @@
 """`plimsoll run`: any command under a limit, and what the user is told at its end."""
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -156,6 +157,8 @@ def test_s45_the_next_start_removes_the_cgroup_that_a_killed_guard_left(program,
         os.kill(pid, signal.SIGKILL)
     run.keeper.wait()
     assert all(ended(pid) for pid in (*run.family, run.guard)) and all(map(os.path.exists, run.groups))
+    while any(pathlib.Path(group, "cgroup.procs").read_text() for group in run.groups):  # A `sleep 0.1` of the family's.
+        time.sleep(0.01)
     assert plimsoll("--memory-limit", "1GiB", "--", "true").returncode == 0
     assert not any(map(os.path.exists, run.groups)) and all(map(os.path.exists, alive.groups))
     alive.keeper.terminate()
