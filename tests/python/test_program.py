@@ -20,7 +20,7 @@ if _torch_gate.load_if_torch_imported() is None:  # Raises if it is there and do
     pytest.skip("plimsoll was built without torch", allow_module_level=True)
 
 SMALL = {"epochs": 1, "batch_size": 128, "eval_pairs": 100, "holdout": 100, "compute_threads": 1,
-         "tensorboard": False, "progress": False, "memory_limit": "2GiB"}
+         "tensorboard": False, "progress": False, "memory_limit": "4GiB"}
 
 
 def program(*arguments: object, **options) -> subprocess.CompletedProcess:

@@ -16,7 +16,7 @@ from tests.support.on_device import skip_without_torch
 
 skip_without_torch()
 
-GIVEN = {"memory_limit": "2GiB", "foreign_bytes": "512MiB", "compute_threads": 1, "progress": False}
+GIVEN = {"memory_limit": "4GiB", "foreign_bytes": "512MiB", "compute_threads": 1, "progress": False}
 COSIR = {**GIVEN, "epochs": 1, "batch_size": 200, "seed": 11, "eval_pairs": 60, "oracle_angles": 3, "phase2_epochs": 1}
 
 

@@ -78,7 +78,7 @@ def test_a_file_of_sixty_lines_is_planned_trained_killed_and_resumed_to_the_same
     given = ("--data", "table.npy", "--epochs", "4", *LIMIT, "--json", "--quiet")
     whole = said(program("train", "./mine.py", "--out", "whole", *given))
     assert whole["status"] == "finished" and whole["step"] == 52
-    options = {"data": mine / "table.npy", "epochs": 4, "memory_limit": "2GiB", "foreign_bytes": "256MiB", "compute_threads": 1,
+    options = {"data": mine / "table.npy", "epochs": 4, "memory_limit": "4GiB", "foreign_bytes": "256MiB", "compute_threads": 1,
                "checkpoint_every_n_steps": 7, "progress": False}
     killed(str(mine / "mine.py"), 30, out=mine / "run", **options)
     status = json.loads(program("status", "run", "--json").stdout)
@@ -134,9 +134,9 @@ def test_a_changed_file_is_told_and_a_moved_one_is_asked_for(program, mine):
 
 
 def test_python_starts_it_and_reads_it_again_when_it_has_changed(mine):
-    given = {"data": mine / "table.npy", "memory_limit": "2GiB", "foreign_bytes": "256MiB", "compute_threads": 1, "progress": False}
+    given = {"data": mine / "table.npy", "memory_limit": "4GiB", "foreign_bytes": "256MiB", "compute_threads": 1, "progress": False}
     first = plimsoll.train(mine / "mine.py", out=mine / "run", **given)
-    assert plimsoll.plan(str(mine / "mine.py"), data=mine / "table.npy", memory_limit="2GiB", foreign_bytes="256MiB")["batch_size"] > 0
+    assert plimsoll.plan(str(mine / "mine.py"), data=mine / "table.npy", memory_limit="4GiB", foreign_bytes="256MiB")["batch_size"] > 0
     (mine / "mine.py").write_text(EXAMPLE.read_text().replace('return {"weights"', 'return {"changed": True, "weights"'))
     other = plimsoll.train(mine / "mine.py", out=mine / "other", **given)
     assert other["changed"] is True and other["weights"] == first["weights"]

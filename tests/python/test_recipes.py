@@ -149,7 +149,7 @@ def test_python_starts_it_too(site, tmp_path, monkeypatch):
     import toy_recipe
 
     recipes.add(toy_recipe.RECIPE)
-    given = {"lr": 0.3, "seed": 4, "compute_threads": 1, "memory_limit": "2GiB", "foreign_bytes": "64MiB",
+    given = {"lr": 0.3, "seed": 4, "compute_threads": 1, "memory_limit": "4GiB", "foreign_bytes": "64MiB",
              "progress": False}
     first = plimsoll.train("toy", data="points", out=tmp_path / "run", **given)
     assert first["status"] == "finished" and first["step"] == 26

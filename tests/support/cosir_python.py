@@ -32,7 +32,7 @@ def make_pairs(folder, groups=400, image=24, text=16, seed=5):
     seen = [hidden @ rng.standard_normal((8, width)) for width in (image, text)]
     group = np.repeat(np.arange(groups), sizes)
     ids = rng.permutation(10 * rows)[:rows].astype(np.int64)
-    with plimsoll.Governor("1GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:  # Beside what other tests left.
         columns = {"image": ("float32", (image,)), "text": ("float16", (text,))}
         with plimsoll.FeatureWriter(governor, folder, columns, grouped=True) as writer:
             noise = rng.standard_normal((rows, text)) * 0.3
