@@ -173,7 +173,7 @@ class Run:
         self._waiting: Callable[[], None] | None = None  # Restores the commit made after a loop left by `break`.
         self._waits_at: Any = None  # The position in the data while the next batch is awaited.
         self._steps = Steps(self._parts, self._tables, saved.pop("step_state", None) if saved else None,
-                            self._life.saved_step >= 0, self.path, group, self._workers)
+                            self._life.saved_step >= 0, group, self._workers)
         self._steps.interruptible = lambda: self._life.at_place(Where.STEP)
         self._loss: float | None = None
         self._phase = ""

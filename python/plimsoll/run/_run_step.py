@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pathlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,8 +32,8 @@ class Steps:
     """The training steps of one start of a run. saved: an earlier state(); goes_on: there is a commit to resume from."""
 
     def __init__(self, parts: Parts, tables: dict[str, tuple[Vectors, Any]], saved: dict[str, Any] | None, goes_on: bool,
-                 folder: pathlib.Path, group: Group, workers: VirtualWorkers | None) -> None:
-        self._parts, self._tables, self._goes_on, self._folder = parts, tables, goes_on, folder
+                 group: Group, workers: VirtualWorkers | None) -> None:
+        self._parts, self._tables, self._goes_on = parts, tables, goes_on
         self._group, self._workers = group, workers
         self._saved: dict[str, Any] = {} if saved is None else saved["of"] if "of" in saved else {_ALL: saved}
         self._made: dict[str, tuple[TrainingStep, dict[str, Any]]] = {}
@@ -138,7 +137,7 @@ class Steps:
             tables=[cast("DealtVectors", one)._table for one, _ in self._tables.values()] if self._workers is not None else (),
             keeps_made=bool(name), not_its_own=others if name else ())
         made = step_of_run(handed, models, optimizers, scaler=scalers[0] if scalers else None,
-                                   others=parts.generators(), directory=self._folder, events=events, **options)
+                            others=parts.generators(), events=events, **options)
         saved = self._saved.pop(name, None)
         if saved is None and not name and not scalers and options["scheduler"] is None:
             choose_fused(parts.named(torch.optim.Optimizer), models, not self._group.others_may_fail, events)

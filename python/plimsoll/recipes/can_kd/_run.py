@@ -210,7 +210,7 @@ class CanKd:
     def _rehearse(self, task: Task) -> None:
         work, run = self._training(task, rehearsal=True), self.run
         largest = work.largest()
-        step = TrainingStep(work.module, optimizer_of(work.trained()), before_update=work.clip, directory=self.folder)
+        step = TrainingStep(work.module, optimizer_of(work.trained()), before_update=work.clip)
         with fits(task, self.options, self.data, self.run.governor):  # Its state, which the rehearsal puts back, may not.
             admitted = step.admit(largest, work.loss)
         run.event("rehearsed", task=task.name, graphs=work.graphs(largest), admitted_bytes=admitted)
