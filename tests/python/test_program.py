@@ -87,7 +87,7 @@ def test_train_returns_the_summary_of_the_program(run):
     assert summary["status"] == "finished" and summary["epoch"] == 1
     assert summary["step"] > 0 and summary["loss"] > 0
     assert 0 < summary["peak_resident_bytes"]
-    assert summary["limit_bytes"] == 2 << 30
+    assert summary["limit_bytes"] == 4 << 30
     assert summary["recall"] and len(summary["state_sha256"]) == 64
     info = plimsoll.info(folder)
     assert info["kind"] == "run" and info["tables"][0]["tables"][0]["rows"] > 0
