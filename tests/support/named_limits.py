@@ -13,7 +13,7 @@ def named_in(text):
     return int(found[found.lastindex + 1]) + (found["process"] is not None), found["does"] is not None
 
 
-def until_it_does(train, limit, tries=5):
+def until_it_does(train, limit, tries=6):
     """Calls train(limit in MiB) with the limit that the last refusal named, at most `tries` times, until nothing is refused.
 
     Each limit is above the one before, and one that "would do" does. Returns the last limit and what train() returned.

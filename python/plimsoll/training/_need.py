@@ -7,6 +7,8 @@ Memory:  steps on small parts of a batch are traced, and put back.
 """
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import BudgetExceeded, MemoryPressure, NotFoundError
 from ..memory._memory import Governor
 from ..memory._refusal import unless_refused
@@ -21,6 +23,26 @@ from ._transaction import Before, writes_at_the_end
 _MIB = 1 << 20
 _SPARE = 4 << 20  # Bytes of a named limit for what the next start may hold more: code, and pages of the arena.
 _PARTS = (16, 12, 8, 6, 4, 3, 2)  # Shares of the batch to trace: a sixteenth, a twelfth, ….
+
+
+def _predicted(traces: Any, traced: list[int], rows: int) -> int | None:
+    """Returns the bytes that a step of `rows` rows leases, from traces of steps of `traced` rows; None: unknown.
+
+    Where the largest parts did something else than the smaller ones, no formula holds for all: the two largest then say whether what moves grows
+    as the rows do, or as their square.
+    """
+    try:
+        said = traces.predict((rows, 0, 0))
+        if said["rows_most"] == max(traced, default=0):
+            return int(said["admit_bytes"])
+    except NotFoundError:
+        pass
+    if len(traced) < 2:
+        return None
+    (small, _), (large, static) = ((one["admit_bytes"] - one["parts"]["static"], one["parts"]["static"])
+                                   for one in (traces.predict((part, 0, 0)) for part in traced[-2:]))
+    power = 2 if large / small > (traced[-1] / traced[-2]) ** 1.1 else 1
+    return int(static + large * (rows / traced[-1]) ** power)
 
 
 class Need:
@@ -40,7 +62,7 @@ class Need:
         if before is None or Governor.current() is None or work.batch.why_whole or options.split or options.handed.tables:
             return None  # Ranks that look rows up would have to trace the same parts.
         traces = options.extension.StepTraces()
-        last = traced = 0
+        last, traced = 0, []
         for part in _PARTS:
             rows = work.rows // part
             if rows <= last or (rows < 2 and (len(work.functions) == 2 or options.batchnorms())):
@@ -57,7 +79,7 @@ class Need:
 
             try:
                 traces.add((rows, 0, 0), lambda _, graded=graded: unless_refused(graded)[1])
-                traced = rows
+                traced.append(rows)
             except MemoryPressure:
                 raise
             except Exception:  # `f` may not accept so few rows.
@@ -65,13 +87,9 @@ class Need:
             finally:
                 before.put_back()
                 options.extension.purge()
-        try:
-            said = traces.predict((work.rows, 0, 0))
-        except NotFoundError:
+        needed = _predicted(traces, traced, work.rows)
+        if needed is None:
             return None
-        if said["rows_most"] < traced:  # The largest part did something else than those that this was made from.
-            return None
-        needed = int(said["admit_bytes"])
         needed += self._gradients_that_wait() + self._made_by_first_step()
         return max(needed, self.of_update())
 
