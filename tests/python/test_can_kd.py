@@ -483,9 +483,9 @@ def busy(tmp_path_factory, program):
 def test_k5_a_planned_batch_trains_and_a_fifth_more_is_refused(trains, call, busy, tmp_path):
     """The tightest task is the student's: its step holds the teacher too."""
     base = ["can-kd", "--data", busy, "--config", "small", "--stage", "normal", "--max-epochs", "1",
-            "--student-gat-hidden", "16", "--student-gat-heads", "8", "--student-gat-layers", "8",
+            "--student-gat-hidden", "16", "--student-gat-heads", "8", "--student-gat-layers", "32",
             "--gradient-checkpointing", "false", "--cache-bytes", "0", "--compute-threads", "2",
-            "--scoring-chunk", "64"]  # So that a step, not what answers, holds the peak.
+            "--scoring-chunk", "64", "--batch-size-max", "1024"]  # So that a step, not what answers, holds the peak.
 
     def plan(mib):
         done = call("plan", *base, "--memory-limit", f"{mib}MiB", "--json")

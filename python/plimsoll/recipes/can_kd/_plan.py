@@ -9,16 +9,17 @@ import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from ...memory._memory import Governor, format_bytes
+from ...memory._memory import format_bytes
 from ...training._plan import BatchPlan, plan_batch
 from ...training._step import TrainingStep
-from .. import Told, entries_of
+from .. import Told, entries_of, limited
 from ._tasks import Data, fits, wanted_tasks
 from ._teacher import Teacher
 from ._teacher_file import find_teacher
 from ._training import Training, is_taught, optimizer_of
 
 if TYPE_CHECKING:
+    from ...memory._memory import Governor
     from . import Options
 
 
@@ -62,7 +63,7 @@ def tightest(plans: dict[str, BatchPlan]) -> str:
 def plan_run(options: Options, device: str, device_memory_limit: str) -> Told:
     """Plans a run, and tells who holds what. The models are on the processor."""
     options = dataclasses.replace(options, device="cpu")
-    with Governor(options.memory_limit, foreign_bytes=options.foreign_bytes) as governor:
+    with limited(options) as governor:
         data = Data(governor, options)
         plans = plan_tasks(options, data, governor, device=device, device_memory_limit=device_memory_limit)
         task = tightest(plans)

@@ -181,7 +181,7 @@ class CanKd:
         self.options = dataclasses.replace(self.options, batch_size=self.notes["batch_size"])
 
     def _proved(self, task: Task, size: int) -> int:
-        """Returns the planned size, or a little less where its step is refused beside what planning left. Errors: BudgetExceeded; Stopped."""
+        """Returns the planned size, or sixteenths less where its step is refused beside what planning left. Errors: BudgetExceeded; Stopped."""
         while True:
             self.data.look()
             self.options = dataclasses.replace(self.options, batch_size=size)
@@ -190,10 +190,9 @@ class CanKd:
                 self.notes["admitted"] = sorted({*self.notes["admitted"], task.name})
                 return size
             except BudgetExceeded as error:
-                less = size * self.run.governor.tensor_room() // max(error.requested_bytes, 1)
-                if not 0 < less < size:
+                if error.tag != "tensors" or size <= 16:
                     raise
-                size = less
+                size -= size // 16
 
     def _admit(self, tasks: list[Task]) -> None:
         """Rehearses the largest step of each task that no life has rehearsed yet, so that none is refused when its turn comes.
