@@ -5,6 +5,7 @@
 // next try succeeds; while it is trained in there is none that could fail.
 // Method: this program's operator new fails at the n-th allocation, for n = 1, 2, … until the work
 // is done without meeting it.
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <functional>
