@@ -67,11 +67,11 @@ def test_a_peak_is_the_child_s_own_however_large_its_parent_was():
 
 def test_data_larger_than_the_limit_trains_where_the_naive_way_is_killed(
         program, run_program, tmp_path):
-    data = synthesise(run_program, tmp_path, 160_000)  # 625 MiB of features.
-    run = train_inside(program, data, tmp_path / "run", 512, "--batch-size", "1024",
+    data = synthesise(run_program, tmp_path, 180_000)  # 703 MiB of features.
+    run = train_inside(program, data, tmp_path / "run", 576, "--batch-size", "1024",
                        "--set", "eval_pairs=1000")
-    assert_held(run, 512)
-    assert_naive_is_killed(data, 512)
+    assert_held(run, 576)
+    assert_naive_is_killed(data, 576)
 
 
 @pytest.mark.slow

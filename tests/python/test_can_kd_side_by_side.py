@@ -278,7 +278,7 @@ def test_a_step_leaves_no_tensor_behind(graphs, tmp_path, stage, accumulate):
         return sum(type(one) in (torch.Tensor, torch.nn.Parameter) for one in gc.get_objects())
 
     options = RECIPE.options(data=str(graphs), **SIZES, batch_size=16, accumulate_grad_batches=accumulate)
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         data = Data(governor, options)
         training = Training(options, data, Task("teacher", stage), tmp_path)
         steps, counts = training.batches(0, 0), []

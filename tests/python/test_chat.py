@@ -640,7 +640,7 @@ def test_a_run_that_made_no_update_is_an_error(train, folder, tmp_path):
 def test_m10_where_no_answer_is_within_sequence_length_an_evaluation_is_null_and_a_training_an_error(train, folder, tmp_path):
     line = {"messages": [{"role": "user", "content": "the of and " * 60}, {"role": "assistant", "content": "it is"}]}
     file = chats.write_lines(tmp_path / "long.jsonl", [line] * 25)
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         plimsoll.import_chat(file, tmp_path / "long.tokens", tokenizer=folder / "model", governor=governor)
     summary, _ = train(eval_data=tmp_path / "long.tokens", eval_every_n_steps=2, patience=2)
     assert (summary["held_out_loss"], summary["token_accuracy"], summary["held_out_tokens"]) == (None, None, 0)

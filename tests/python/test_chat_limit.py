@@ -156,7 +156,7 @@ def test_a_model_that_does_not_fit_trains_in_a_cgroup_and_killed_ends_in_the_bit
     text = (ROOT / "data/gsm8k-mini/chats.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:10 + 2 * kills]
     (tmp_path / "chats.jsonl").write_text("".join(text), encoding="utf-8")
     make_wide_model(tmp_path / "model", tmp_path / "chats.jsonl", width=width, layers=layers)
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         plimsoll.import_chat(tmp_path / "chats.jsonl", tmp_path / "set", tokenizer=tmp_path / "model", governor=governor)
     given = {"data": str(tmp_path / "set"), "model": str(tmp_path / "model"), "sequence_length": 192, "accumulate": 3, "lora_r": 4,
              "lr": 1e-3, "seed": 5, "compute_threads": 1, "foreign_bytes": "64MiB", "held_out": 4, "checkpoint_every_n_steps": 2,

@@ -110,7 +110,7 @@ def test_a_step_that_memory_refuses_is_made_again_with_the_same_bits(tmp_path):
 
     def run(refused, folder):
         torch.manual_seed(3)
-        with plimsoll.Run(folder, memory_limit="2GiB", compute_threads=1) as run:
+        with plimsoll.Run(folder, memory_limit="4GiB", compute_threads=1) as run:
             model, head = torch.nn.Linear(8, 16), torch.nn.Linear(16, 301)
             optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=0.01)
             run.track(model=model, head=head, optimizer=optimizer)

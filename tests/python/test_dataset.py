@@ -43,7 +43,7 @@ def test_a_map_style_dataset(governor, tmp_path):
 def test_a_generator_of_tuples_without_a_governor(tmp_path):
     info = plimsoll.import_dataset(((np.arange(3), 0.5 * i) for i in range(7)), tmp_path / "out")
     assert columns_of(info) == {"c0": ("int64", [3]), "c1": ("float32", [])}
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         assert read_all(governor, tmp_path / "out")["c1"].tolist() == [0.5 * i for i in range(7)]
 
 

@@ -326,7 +326,7 @@ def test_any_order_of_calls_agrees_with_a_dict(actions, seed):
     """Ids are sparse and shuffled; reopening goes back to the last commit."""
     random = np.random.default_rng(seed)
     names = random.permutation(40).astype(np.int64) * 7919 - 5
-    with tempfile.TemporaryDirectory() as folder, plimsoll.Governor("2GiB") as governor:
+    with tempfile.TemporaryDirectory() as folder, plimsoll.Governor("4GiB") as governor:
         def open_table():
             return plimsoll.EmbeddingStore.open(
                 governor, folder + "/t", ids=names, dim=3, init=plimsoll.Normal(seed=1),
@@ -502,7 +502,7 @@ CHANGES = st.lists(st.one_of(
 def test_a_table_that_grows_agrees_with_a_dict(changes, made, seed):
     random = np.random.default_rng(seed)
     names = random.permutation(40).astype(np.int64) * 7919 - 5
-    with tempfile.TemporaryDirectory() as folder, plimsoll.Governor("2GiB") as governor:
+    with tempfile.TemporaryDirectory() as folder, plimsoll.Governor("4GiB") as governor:
         def open_table():
             return plimsoll.EmbeddingStore.open(
                 governor, folder + "/t", ids=names[:made], rows_max=made + 40, dim=3,

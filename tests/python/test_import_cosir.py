@@ -42,7 +42,7 @@ def test_pairs_are_added_to_a_store_without_rewriting_it(program, tmp_path, arra
     done = call(program, tmp_path / "set", "--append", **files["new"])
     assert done.returncode == 0, done.stderr
     assert "parts     2" in done.stdout and (tmp_path / "set" / "records.dat").read_bytes() == before
-    with plimsoll.Governor("2GiB") as governor, plimsoll.FeatureStore.open(governor, tmp_path / "set") as store:
+    with plimsoll.Governor("4GiB") as governor, plimsoll.FeatureStore.open(governor, tmp_path / "set") as store:
         read = store.read(arrays["ids"])
         assert np.array_equal(read["image"], arrays["image"]) and np.array_equal(read["text"], arrays["text"])
     again = call(program, tmp_path / "set", "--append", **files["new"])
@@ -78,7 +78,7 @@ def test_shards_of_both_formats_come_out_by_id(program, tmp_path, arrays):
     done = call(program, tmp_path / "set", image=image, text=text, ids=tmp_path / "ids.npy",
                 groups=tmp_path / "groups.npy")
     assert done.returncode == 0, done.stderr
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         store = plimsoll.FeatureStore.open(governor, tmp_path / "set")
         order = np.random.default_rng(4).permutation(ROWS)
         read = store.read(arrays["ids"][order])

@@ -222,7 +222,7 @@ def kill_at(real):
 
 for module, name in ((os, "fsync"), (os, "replace"), (os, "rename"), (os, "unlink"), (os, "rmdir")):
     setattr(module, name, kill_at(getattr(module, name)))
-made = plimsoll.import_pairs(images, out, model=model, batch_size=4, governor=plimsoll.Governor("2GiB"))
+made = plimsoll.import_pairs(images, out, model=model, batch_size=4, governor=plimsoll.Governor("4GiB"))
 print(made["rows"], passed)
 """
 

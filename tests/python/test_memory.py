@@ -49,7 +49,7 @@ def test_a_governor_states_its_limit_and_its_ledger():
 
 
 def test_a_line_says_how_much_is_used_and_what_is_left(capsys):
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         before = governor.log_memory_state()
         assert before.startswith("Memory usage: ") and before.endswith("leased nothing)")
         with governor.reserve("40MiB"):
@@ -158,8 +158,8 @@ def test_reserve_checks_its_arguments(governor):
 
 
 def test_a_cell_that_runs_twice_replaces_its_governor():
-    first = plimsoll.Governor("2GiB")
-    second = plimsoll.Governor("2GiB")
+    first = plimsoll.Governor("4GiB")
+    second = plimsoll.Governor("4GiB")
     with pytest.raises(ValueError):
         first.reserve(1)
     with second.reserve(MIB):
@@ -171,26 +171,26 @@ def test_a_cell_that_runs_twice_replaces_its_governor():
 
 
 def test_a_governor_that_holds_something_is_not_replaced():
-    with plimsoll.Governor("2GiB") as first, first.reserve("1MiB"):
+    with plimsoll.Governor("4GiB") as first, first.reserve("1MiB"):
         with pytest.raises(ValueError, match="other"):
-            plimsoll.Governor("2GiB")
+            plimsoll.Governor("4GiB")
         assert first.ledger().leased_bytes >= MIB
 
 
 def test_leases_in_dead_reference_cycles_do_not_block_the_next_governor():
     gc.disable()
     try:
-        holder = {"governor": plimsoll.Governor("2GiB")}
+        holder = {"governor": plimsoll.Governor("4GiB")}
         holder["lease"] = holder["governor"].reserve("1MiB")
         holder["self"] = holder
         del holder
-        plimsoll.Governor("2GiB").close()
+        plimsoll.Governor("4GiB").close()
     finally:
         gc.enable()
 
 
 def test_leaving_the_block_closes_what_was_opened_in_it(tmp_path):
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         table = plimsoll.EmbeddingStore.open(governor, tmp_path / "t", rows=10, dim=4)
         writer = plimsoll.FeatureWriter(governor, tmp_path / "f", {"x": ("float32", ())})
     with pytest.raises(ValueError, match="closed"):
@@ -203,7 +203,7 @@ def test_leaving_the_block_closes_what_was_opened_in_it(tmp_path):
 
 
 def test_arrays_outlive_the_governor(tmp_path):
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         table = plimsoll.EmbeddingStore.open(governor, tmp_path / "t", rows=10, dim=4,
                                              init=plimsoll.Zeros())
         rows = table.gather(np.arange(10))
@@ -214,7 +214,7 @@ def test_arrays_outlive_the_governor(tmp_path):
 
 
 def test_results_are_leased_while_they_live(tmp_path):
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         table = plimsoll.EmbeddingStore.open(governor, tmp_path / "t", rows=1000, dim=256)
         before = governor.ledger().leased_bytes
         rows = table.gather(np.arange(1000))

@@ -269,7 +269,7 @@ def test_momentum_and_schedulers_are_put_back(governor):
 K6 = textwrap.dedent("""
     import sys, torch, plimsoll
     torch.manual_seed(0)
-    governor = plimsoll.Governor("2GiB")
+    governor = plimsoll.Governor("4GiB")
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.Adam(model.parameters())
     steps = 0

@@ -141,7 +141,7 @@ def test_a_stop_tells_of_workers_before_it_ends_them(monkeypatch):
 
 def test_a_bad_on_pressure_is_a_value_error():
     with pytest.raises(ValueError, match="on_pressure: 'kill' is neither"):
-        plimsoll.Governor("2GiB", on_pressure="kill")
+        plimsoll.Governor("4GiB", on_pressure="kill")
 
 
 def test_memory_pressure_keeps_its_figures_when_pickled():
@@ -160,7 +160,7 @@ import sys, time
 import torch
 import plimsoll
 size = 24 << 20
-with plimsoll.Governor("2GiB") as governor:
+with plimsoll.Governor("4GiB") as governor:
     # As safetensors has torch map a file.
     storage = torch.UntypedStorage.from_file(sys.argv[1], False, size)
     assert torch.tensor([], dtype=torch.uint8).set_(storage).sum() > 0
@@ -222,7 +222,7 @@ def test_r59_batch_finders_recognise_a_refusal():
     torch = pytest.importorskip("torch")
     pytest.importorskip("plimsoll._torch")
     size = 1 << 30
-    with plimsoll.Governor("2GiB"):  # Of which the tests before may hold one.
+    with plimsoll.Governor("4GiB"):  # Of which the tests before may hold one.
         while True:
             try:
                 held = torch.empty(size, dtype=torch.float32)
@@ -240,22 +240,22 @@ def test_r60_errors_name_arguments_and_sizes_without_a_unit():
     text = str(refused.value)
     assert text.startswith("a limit of 2 B (user: ")
     assert "this takes a limit of at least" in text and "write 6GiB" in text
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         with pytest.raises(plimsoll.BudgetExceeded) as refused:
             governor.reserve("4GiB")
     assert "raise memory_limit" in str(refused.value) and "--" not in str(refused.value)
 
 
 def test_r60_reports_say_what_is_in_them():
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         report = governor.step_boundary()
         ledger = governor.ledger()
-        change = governor.set_limit("2GiB")
-        for one, text in ((report, "no pressure"), (ledger, "free of 2.0 GiB"),
-                          (ledger.pools["foreign"], "floor 64.0 MiB"), (change, "to 2.0 GiB"),
+        change = governor.set_limit("4GiB")
+        for one, text in ((report, "no pressure"), (ledger, "free of 4.0 GiB"),
+                          (ledger.pools["foreign"], "floor 128.0 MiB"), (change, "to 4.0 GiB"),
                           (report.resident, "anonymous"), (ledger.measured, "held"),
                           (ledger.measured.tree, "children"),
-                          (governor.limit.candidates[0], "2.0 GiB")):
+                          (governor.limit.candidates[0], "4.0 GiB")):
             assert text in repr(one), repr(one)
             assert " object at 0x" not in repr(one)
 
@@ -268,16 +268,16 @@ def test_r16_state_is_kept_on_a_disk_and_never_in_memory(tmp_path, monkeypatch):
     assert _scratch.scratch_folder(tmp_path / "run", "directory") == str(tmp_path / "run")
     assert (tmp_path / "run").is_dir()
     monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")  # As with TMPDIR on a tmpfs.
-    with plimsoll.Governor("2GiB", directory=str(tmp_path)):
+    with plimsoll.Governor("4GiB", directory=str(tmp_path)):
         assert _scratch.scratch_folder(None, "directory") == str(tmp_path)
-    with plimsoll.Governor("2GiB", directory="/dev/shm"):
+    with plimsoll.Governor("4GiB", directory="/dev/shm"):
         assert _scratch.scratch_folder(None, "directory") == "/var/tmp"
 
 
 def test_r16_admit_copies_state_to_the_runs_folder(tmp_path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("plimsoll._torch")
-    with plimsoll.Governor("2GiB"):
+    with plimsoll.Governor("4GiB"):
         model = torch.nn.Linear(8, 8)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         seen = []
@@ -337,7 +337,7 @@ class Rows:
 def test_r11_forked_workers_read_what_the_parent_has_in_the_arena():
     torch = pytest.importorskip("torch")
     pytest.importorskip("plimsoll._torch")
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         table = torch.arange(256.0).repeat(64, 1).T.contiguous()
         cache = torch.ones(8 << 20)
         del cache  # In the arena's cache now, which a fork gives back.

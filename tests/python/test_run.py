@@ -31,7 +31,7 @@ class Loop:
         self.path, self.seen, self.parts = path, [], {}
 
     def main(self, body=lambda run: None, data=BATCHES, epochs=2, parts=None, steps=None,
-             memory_limit="2GiB", **options):
+             memory_limit="4GiB", **options):
         with plimsoll.Run(self.path, memory_limit=memory_limit, **options) as run:
             self.model = torch.nn.Linear(3, 1)
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
@@ -66,7 +66,7 @@ def test_a_finished_run_says_so_and_does_nothing_when_started_again(loop):
     loop.main()
     status = plimsoll.status(loop.path)
     assert (status["status"], status["step"], status["checkpoint_step"]) == ("finished", 12, 12)
-    assert not status["alive"] and status["epochs"] == 2 and status["limit_bytes"] == 2 << 30
+    assert not status["alive"] and status["epochs"] == 2 and status["limit_bytes"] == 4 << 30
     assert [event["step"] for event in loop.events("step")] == list(range(1, 13))
     commit, = loop.events("commit")
     assert commit["step"] == 12 and commit["bytes"] > 0 and commit["seconds"] > 0
@@ -201,7 +201,7 @@ def test_a_stop_that_is_asked_for_in_a_loops_last_commit_stops_the_run(how, leav
     """Of a loop for each epoch. leaves: by `break`, in whose step it is asked."""
     def life(asks):
         seen, ask = [], lambda: plimsoll.stop(loop.path) if how == ".stop" else os.kill(os.getpid(), how)
-        with plimsoll.Run(loop.path, memory_limit="2GiB") as run:
+        with plimsoll.Run(loop.path, memory_limit="4GiB") as run:
             part = Interrupting()
             run.track(part=part)
             for _ in range(3):
@@ -249,17 +249,17 @@ def test_plimsoll_limit_is_obeyed_between_steps(loop):
 
     def body(run):
         if run.steps_made == 2:
-            plimsoll.limit(loop.path, "3GiB")
+            plimsoll.limit(loop.path, "5GiB")
             for _ in range(500):
-                if run.governor.limit_bytes == 3 << 30:
+                if run.governor.limit_bytes == 5 << 30:
                     break
                 time.sleep(0.01)
         limits.append(run.governor.limit_bytes)
 
     loop.main(body)
-    assert limits[0] == 2 << 30 and limits[-1] == 3 << 30
+    assert limits[0] == 4 << 30 and limits[-1] == 5 << 30
     event, = loop.events("limit")
-    assert event["asked_bytes"] == 3 << 30 and event["settled"]
+    assert event["asked_bytes"] == 5 << 30 and event["settled"]
 
 
 def test_m07_short_memory_commits_and_raises_and_the_run_goes_on(loop, monkeypatch):
@@ -345,7 +345,7 @@ def test_other_data_is_refused(loop):
     with pytest.raises(ValueError, match="the data is another than the run began with: batches was 6 and is 5"):
         loop.main(data=BATCHES[:5])
     with pytest.raises(ValueError, match="batches was 6 and is None; items was None and is 6; batch_size was None and"):
-        with plimsoll.Run(loop.path, memory_limit="2GiB") as run:
+        with plimsoll.Run(loop.path, memory_limit="4GiB") as run:
             model = torch.nn.Linear(3, 1)
             run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
             next(run.steps(run.loader(BATCHES, batch_size=1), progress=False))
@@ -394,7 +394,7 @@ class StopsTheRun:
 
 def test_a_worker_that_the_same_signal_ended_is_no_failure(loop):
     def life(fatal):
-        with plimsoll.Run(loop.path, memory_limit="2GiB") as run:
+        with plimsoll.Run(loop.path, memory_limit="4GiB") as run:
             seen = {"n": 0}
             run.track(seen=seen)
             data = run.loader(StopsTheRun(fatal), batch_size=1, workers=1, shuffle=False)
@@ -417,7 +417,7 @@ def test_parts_are_named_when_they_do_not_fit(loop, tmp_path):
     with pytest.raises(ValueError, match=r"scale is not what the commit of step 12 holds: it is float32 \[4\] "
                                          r"and was float32 \[3\]"):
         loop.main(parts={"scale": torch.ones(4), "seen": {}})
-    with plimsoll.Run(loop.path, memory_limit="2GiB") as run:
+    with plimsoll.Run(loop.path, memory_limit="4GiB") as run:
         with pytest.raises(ValueError, match=r"model is not what .* holds: weight is float32 \[2, 3\] and was "
                                              r"float32 \[1, 3\]; bias is float32 \[2\] and was float32 \[1\]"):
             run.track(model=torch.nn.Linear(3, 2))
@@ -429,7 +429,7 @@ def test_parts_are_named_when_they_do_not_fit(loop, tmp_path):
 
 
 def test_parts_that_cannot_be_parts(loop, tmp_path):
-    with plimsoll.Run(tmp_path / "run", memory_limit="2GiB") as run:
+    with plimsoll.Run(tmp_path / "run", memory_limit="4GiB") as run:
         model = torch.nn.Linear(3, 1)
         run.track(model=model)
         with pytest.raises(ValueError, match="there is a part 'model' already"):
@@ -470,7 +470,7 @@ def test_generators_and_bfloat16_come_back_bit_for_bit(loop):
 
 def test_break_ends_the_loop_after_the_step_that_was_made(loop):
     def life():
-        with plimsoll.Run(loop.path, memory_limit="2GiB") as run:
+        with plimsoll.Run(loop.path, memory_limit="4GiB") as run:
             count = {"n": 0}
             run.track(count=count)
             epochs = []
@@ -489,7 +489,7 @@ def test_break_ends_the_loop_after_the_step_that_was_made(loop):
 
 def test_a_loop_that_a_variable_keeps_after_break_counts_its_step_once(loop):
     """Its iterator is closed only where the variable ends: once the step is counted, or in another loop."""
-    with plimsoll.Run(loop.path, memory_limit="2GiB") as run:
+    with plimsoll.Run(loop.path, memory_limit="4GiB") as run:
         count = {"n": 0}
         run.track(count=count)
         kept = run.steps(BATCHES, progress=False)
@@ -523,7 +523,7 @@ def test_a_step_that_raises_was_not_made_though_it_is_caught_around_the_loop(rai
             return model(x).square().mean()
 
         seen = []
-        with plimsoll.Run(path, memory_limit="2GiB") as run:
+        with plimsoll.Run(path, memory_limit="4GiB") as run:
             model = torch.nn.Linear(3, 1)
             run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
             try:
@@ -551,7 +551,7 @@ def test_a_loop_may_follow_one_whose_step_was_not_made(loop):
                 raise plimsoll.BudgetExceeded("no room", "rows", 1, 0)
             return model(x).square().mean()
 
-        with plimsoll.Run(loop.path, memory_limit="2GiB") as run:
+        with plimsoll.Run(loop.path, memory_limit="4GiB") as run:
             model = torch.nn.Linear(3, 1)
             run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
             for batches in (BATCHES, BATCHES[:3]):
@@ -572,7 +572,7 @@ def test_what_ends_a_loop_is_told_though_it_is_caught_around_it(loop):
         yield from BATCHES[:2]
         raise RuntimeError("no more data")
 
-    with plimsoll.Run(loop.path, memory_limit="2GiB") as run:
+    with plimsoll.Run(loop.path, memory_limit="4GiB") as run:
         run.track(count={"n": 0})
         with pytest.warns(RuntimeWarning), pytest.raises(RuntimeError, match="no more data"):
             for _ in run.steps(data(), commit_every_steps=1, progress=False):
@@ -584,7 +584,7 @@ def test_what_ends_a_loop_is_told_though_it_is_caught_around_it(loop):
 def test_an_epoch_a_loop_goes_on_in_the_right_one(loop):
     def life(fail):
         epochs = []
-        with plimsoll.Run(loop.path, memory_limit="2GiB") as run:
+        with plimsoll.Run(loop.path, memory_limit="4GiB") as run:
             count = {"n": 0}
             run.track(count=count)
             data = run.loader(list(range(8)), batch_size=4)
@@ -606,7 +606,7 @@ def test_an_epoch_a_loop_goes_on_in_the_right_one(loop):
 
 def test_what_is_drawn_between_loops_is_drawn_again(loop):
     def life(path, fail):
-        with plimsoll.Run(path, memory_limit="2GiB", seed=2) as run:
+        with plimsoll.Run(path, memory_limit="4GiB", seed=2) as run:
             drawn = torch.zeros(3)
             run.track(drawn=drawn)
             for _ in run.steps(BATCHES, progress=False):
@@ -683,7 +683,7 @@ def test_an_iterator_gives_one_epoch(loop):
 
 
 def test_options_of_steps_stay_the_same_and_steps_are_in_the_loop(loop, tmp_path):
-    with plimsoll.Run(tmp_path / "run", memory_limit="2GiB") as run:
+    with plimsoll.Run(tmp_path / "run", memory_limit="4GiB") as run:
         model = torch.nn.Linear(3, 1)
         with pytest.raises(ValueError, match="step: call it in the body of `for batch in run.steps"):
             run.step(lambda x: model(x).sum(), BATCHES[0])
@@ -718,7 +718,7 @@ def test_what_the_first_life_was_admitted_is_enough_for_any_step_and_any_life(ac
     that begin with them."""
     def live(steps):
         gc.collect()  # Of the life before.
-        with plimsoll.Run(tmp_path / "run", memory_limit="2GiB") as run:
+        with plimsoll.Run(tmp_path / "run", memory_limit="4GiB") as run:
             model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)
             run.track(model=model, optimizer=optimizer)

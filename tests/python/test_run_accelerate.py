@@ -52,6 +52,6 @@ def test_gradients_of_a_window_go_to_where_the_parameters_are():
 
 def test_a_loader_that_was_prepared_is_refused(tmp_path):
     loader = accelerate.Accelerator(cpu=True).prepare(torch.utils.data.DataLoader(Lines(8), batch_size=2))
-    with plimsoll.Run(tmp_path / "run", memory_limit="2GiB") as run:
+    with plimsoll.Run(tmp_path / "run", memory_limit="4GiB") as run:
         with pytest.raises(ValueError, match="accelerate prepared has no position: give run.loader"):
             next(run.steps(loader))

@@ -17,7 +17,7 @@ INIT = plimsoll.Uniform(bound=0.5, seed=3)
 
 @pytest.fixture
 def run(tmp_path):
-    with plimsoll.Run(tmp_path / "run", memory_limit="2GiB", seed=3) as one:
+    with plimsoll.Run(tmp_path / "run", memory_limit="4GiB", seed=3) as one:
         yield one
 
 
@@ -191,7 +191,7 @@ def test_a_step_that_fails_leaves_the_rows(run):
 
 def test_half_an_accumulated_window_survives_a_restart(tmp_path):
     def life(path, stop_at):
-        with plimsoll.Run(path, memory_limit="2GiB", seed=3) as run:
+        with plimsoll.Run(path, memory_limit="4GiB", seed=3) as run:
             vectors, model = table(run), torch.nn.Linear(4, 1)
             run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
             for ids in run.steps(IDS, epochs=3, largest=IDS[0].repeat(20, 1), progress=False):
@@ -208,7 +208,7 @@ def test_half_an_accumulated_window_survives_a_restart(tmp_path):
 
 def test_another_table_is_refused_with_both_values(tmp_path):
     def life(**options):
-        with plimsoll.Run(tmp_path / "run", memory_limit="2GiB") as run:
+        with plimsoll.Run(tmp_path / "run", memory_limit="4GiB") as run:
             vectors = table(run, **options) if options.pop("open", True) else None
             run.track(model=torch.nn.Linear(1, 1))
             for ids in run.steps(IDS, progress=False):
@@ -249,7 +249,7 @@ def test_a_table_of_any_ids_lies_in_the_order_of_its_samples(tmp_path):
         return ids
 
     def train(out, epochs=1, **options):
-        with plimsoll.Run(tmp_path / out, memory_limit="2GiB", seed=3) as run:
+        with plimsoll.Run(tmp_path / out, memory_limit="4GiB", seed=3) as run:
             vectors = run.embedding("items", rows=5, dim=4, init=INIT, optimizer=plimsoll.SGD(lr=0.5), ids=made, **options)
             run.track(model=torch.nn.Linear(1, 1))
             for batch in run.steps([torch.tensor([70, 9]), torch.tensor([12, 3])], epochs=epochs, progress=False):
@@ -262,5 +262,5 @@ def test_a_table_of_any_ids_lies_in_the_order_of_its_samples(tmp_path):
     assert torch.equal(train("ordered", epochs=2)[0], train("any", epochs=2)[0])  # It stays where it was made.
     assert len(asked) == 2  # For a new table alone.
     with pytest.raises(ValueError, match="ids of 'items'.*virtual workers cannot have it"):
-        with plimsoll.Run(tmp_path / "several", memory_limit="2GiB", virtual_workers=2) as run:
+        with plimsoll.Run(tmp_path / "several", memory_limit="4GiB", virtual_workers=2) as run:
             run.embedding("items", rows=5, dim=4, ids=made)

@@ -33,7 +33,7 @@ class At(lightning.Callback):
                 self.do()
 
 
-def live(path, *callbacks, limit="2GiB", **changes):
+def live(path, *callbacks, limit="4GiB", **changes):
     """One life of a run: (run, module), closed."""
     with plimsoll.Run(path, memory_limit=limit, seed=3) as run:
         module, _, _ = trainer_programs.fit(run, callbacks=callbacks, **changes)
@@ -131,11 +131,11 @@ def test_a_step_that_does_not_fit_names_the_limit_to_go_on_with(undisturbed, tmp
     path, first, again = tmp_path / "run", At(-1, None), At(-1, None)
     with pytest.raises(plimsoll.BudgetExceeded, match="step 9 does not fit and was not made: .* Everything is as "
                                                       "before it; try a limit of") as told:
-        live(path, first, prepare=lambda module: Grows(module.net, 2200 << 20, 9))
+        live(path, first, prepare=lambda module: Grows(module.net, 4400 << 20, 9))
     status = plimsoll.status(path)
     assert (status["status"], status["checkpoint_step"], first.seen[-1]) == ("stopped", 8, 8)
     limit = told.value.smallest_limit_bytes
-    _, module = live(path, again, limit=limit, prepare=lambda module: Grows(module.net, 2200 << 20, 1))
+    _, module = live(path, again, limit=limit, prepare=lambda module: Grows(module.net, 4400 << 20, 1))
     assert again.seen[0] == 9 and torch.equal(weights(module), undisturbed[0])
 
 
@@ -144,7 +144,7 @@ def test_what_cannot_be_put_back_is_not_done_again(tmp_path):
         def counted(*_):
             module.count += 1
             if torch.is_grad_enabled() and module.count > 8:
-                torch.empty(3 << 30, dtype=torch.uint8)
+                torch.empty(5 << 30, dtype=torch.uint8)
 
         module.count = torch.zeros(1)  # No buffer.
         module.net.register_forward_pre_hook(counted)
@@ -225,7 +225,7 @@ def test_what_it_cannot_do_is_refused_by_name(tmp_path):
 
     from plimsoll.integrations.lightning import RunCallback
 
-    with plimsoll.Run(tmp_path / "other", memory_limit="2GiB") as run:
+    with plimsoll.Run(tmp_path / "other", memory_limit="4GiB") as run:
         trainer = lightning.Trainer(callbacks=[RunCallback(run)], accelerator="cpu", logger=False,
                                     enable_checkpointing=False, max_epochs=1)
         with pytest.raises(ValueError, match="run.loader"):

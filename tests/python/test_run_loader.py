@@ -30,7 +30,7 @@ def ragged(items):
 
 @pytest.fixture
 def run(tmp_path):
-    with plimsoll.Run(tmp_path / "run", memory_limit="2GiB", seed=3) as one:
+    with plimsoll.Run(tmp_path / "run", memory_limit="4GiB", seed=3) as one:
         yield one
 
 
@@ -127,7 +127,7 @@ class Resized(Augmented):
 def trained(path, workers, sizes, fail=-1):
     """What each step saw of a dataset that changes between epochs."""
     dataset, seen = Resized(), {}
-    with plimsoll.Run(path, memory_limit="2GiB", seed=3) as run:
+    with plimsoll.Run(path, memory_limit="4GiB", seed=3) as run:
         loader = run.loader(dataset, batch_size=5, workers=workers)
         for dataset.size in sizes:
             for _, numbers in run.steps(loader, progress=False, commit_every_steps=1):
@@ -233,7 +233,7 @@ def test_an_items_error_reaches_the_loop(run):
 def test_a_plimsoll_loader_goes_on_from_its_position(tmp_path):
     def life(fail):
         seen = []
-        with plimsoll.Run(tmp_path / "run", memory_limit="2GiB", seed=4) as one:
+        with plimsoll.Run(tmp_path / "run", memory_limit="4GiB", seed=4) as one:
             store = tmp_path / "features"
             if not store.exists():
                 plimsoll.import_dataset([{"x": np.float32([k])} for k in range(10)], store,

@@ -33,7 +33,7 @@ def test_a_stateful_loader_keeps_its_order_over_the_end_of_an_epoch_and_of_a_loo
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")
 
     def life(path, killed_in):
-        with plimsoll.Run(path, memory_limit="2GiB", seed=5) as run:
+        with plimsoll.Run(path, memory_limit="4GiB", seed=5) as run:
             order = {"seen": []}
             run.track(order=order)
             data = torchdata.StatefulDataLoader(range(8), batch_size=2, shuffle=True, num_workers=workers)
@@ -73,7 +73,7 @@ class Augmented(torch.utils.data.Dataset):
 
 def seen_of_stateful(path, killed_in, every=3, **options):
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")
-    with plimsoll.Run(path, memory_limit="2GiB", seed=5) as run:
+    with plimsoll.Run(path, memory_limit="4GiB", seed=5) as run:
         order = {"seen": []}
         run.track(order=order)
         data = torchdata.StatefulDataLoader(batch_size=4, **options)
@@ -103,7 +103,7 @@ class Endless(torch.utils.data.IterableDataset):
 
 def test_s08_a_stateful_loader_whose_items_cannot_be_seeded_is_named(tmp_path):
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")
-    with plimsoll.Run(tmp_path / "run", memory_limit="2GiB") as run:
+    with plimsoll.Run(tmp_path / "run", memory_limit="4GiB") as run:
         run.track(order={"n": 0})
         data = torchdata.StatefulDataLoader(Endless(), batch_size=2, num_workers=1)
         with pytest.warns(RuntimeWarning, match="StatefulDataLoader has workers, .* the same bits are not promised"):
@@ -114,7 +114,7 @@ def test_more_epochs_of_a_loop_with_an_order_of_its_own_are_gone_on_with(tmp_pat
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")
 
     def life(path, epochs):
-        with plimsoll.Run(path, memory_limit="2GiB", seed=5) as run:
+        with plimsoll.Run(path, memory_limit="4GiB", seed=5) as run:
             order = {"seen": []}
             run.track(order=order)
             data = torchdata.StatefulDataLoader(range(8), batch_size=2, shuffle=True)
@@ -132,7 +132,7 @@ def test_dealt_to_virtual_workers_a_stateful_loader_draws_as_it_did(every, tmp_p
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")
 
     def life(path, killed_in):
-        with plimsoll.Run(path, memory_limit="2GiB", seed=5, virtual_workers=2) as run:
+        with plimsoll.Run(path, memory_limit="4GiB", seed=5, virtual_workers=2) as run:
             order = {"seen": []}
             run.track(order=order)
             data = torchdata.StatefulDataLoader(range(12), batch_size=2, shuffle=True)
@@ -171,7 +171,7 @@ class Wrapping:
 
 def test_an_epoch_that_a_state_says_is_over_is_not_read_again(tmp_path):
     def life(path, killed_in):
-        with plimsoll.Run(path, memory_limit="2GiB") as run:
+        with plimsoll.Run(path, memory_limit="4GiB") as run:
             order = {"seen": []}
             run.track(order=order)
             for one in run.steps(Wrapping(), epochs=3, commit_every_steps=3, progress=False):
@@ -206,7 +206,7 @@ class Program:
         self.schedule.step()
 
     def life(self, path, killed_in):
-        with plimsoll.Run(path, memory_limit="2GiB", seed=3) as run:
+        with plimsoll.Run(path, memory_limit="4GiB", seed=3) as run:
             self.made(run)
             for _ in range(self.epochs):
                 for batch in run.steps([torch.full((2, 3), float(k)) for k in range(4)], progress=False, **self.steps):
@@ -300,7 +300,7 @@ def test_restoring_again_needs_no_more_memory_than_restoring(tmp_path):
     arena = _torch_gate.load()
 
     def life(killed_in):
-        with plimsoll.Run(tmp_path / "run", memory_limit="2GiB") as run:
+        with plimsoll.Run(tmp_path / "run", memory_limit="4GiB") as run:
             model = torch.nn.Linear(1024, 1024)
             optimizer = torch.optim.Adam(model.parameters())
             arena.reset_peak()
@@ -328,7 +328,7 @@ def test_restoring_again_needs_no_more_memory_than_restoring(tmp_path):
 
 def accumulating(path, killed_in, *, how, every=1, to_none=True, stops=False):
     """Steps after each fourth of 6 batches an epoch; gives its state, and the names of what the last commit holds."""
-    with plimsoll.Run(path, memory_limit="2GiB", seed=3) as run:
+    with plimsoll.Run(path, memory_limit="4GiB", seed=3) as run:
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
         others = torch.nn.Linear(1, 1)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)

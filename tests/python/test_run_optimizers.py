@@ -29,7 +29,7 @@ class Gan:
         self.moved = []
 
     def life(self, path, killed_in=-1):
-        with plimsoll.Run(path, memory_limit="2GiB", seed=4) as run:
+        with plimsoll.Run(path, memory_limit="4GiB", seed=4) as run:
             self.run = run
             self.G = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
             self.D = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
@@ -75,7 +75,7 @@ def test_s09_by_hand_it_is_the_same(tmp_path):
     """As the loop that torch's pages have for a GAN, from the same random numbers."""
     gan = Gan()
     made = gan.life(tmp_path / "run")
-    with plimsoll.Run(tmp_path / "by hand", memory_limit="2GiB", seed=4) as run:
+    with plimsoll.Run(tmp_path / "by hand", memory_limit="4GiB", seed=4) as run:
         G = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         D = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
         G_opt, D_opt = torch.optim.Adam(G.parameters(), 1e-2), torch.optim.Adam(D.parameters(), 1e-2)
@@ -134,7 +134,7 @@ def test_s09_a_call_that_fails_puts_back_those_before_it(calls, tmp_path):
 
 
 def test_s09_calls_that_share_their_optimizers_unnamed_are_refused(tmp_path):
-    with plimsoll.Run(tmp_path / "run", memory_limit="2GiB") as run:
+    with plimsoll.Run(tmp_path / "run", memory_limit="4GiB") as run:
         G, D = torch.nn.Linear(4, 2), torch.nn.Linear(2, 1)
         og, od = torch.optim.Adam(G.parameters()), torch.optim.Adam(D.parameters())
         run.track(G=G, D=D, og=og, od=od)
@@ -157,7 +157,7 @@ def test_s09_calls_that_share_their_optimizers_unnamed_are_refused(tmp_path):
 
 def trained(path, *, accept=(), epochs=1, scheduled=False, **settings):
     """The learning rate of each step, and the optimizer's group at the end."""
-    with plimsoll.Run(path, memory_limit="2GiB", seed=1, accept=accept) as run:
+    with plimsoll.Run(path, memory_limit="4GiB", seed=1, accept=accept) as run:
         net = torch.nn.Linear(4, 2)
         one = torch.optim.AdamW(net.parameters(), **{"lr": 0.1, **{k: v for k, v in settings.items() if k != "gamma"}})
         parts = {"schedule": torch.optim.lr_scheduler.ExponentialLR(one, settings.get("gamma", 0.5))} if scheduled else {}
@@ -227,7 +227,7 @@ def test_s10_a_finished_run_says_that_it_is(tmp_path, capfd):
 
 def test_s13_the_refusal_names_the_arguments_that_cut_a_batch(tmp_path):
     def refused(net, **options):
-        with plimsoll.Run(tmp_path / str(len(list(tmp_path.iterdir()))), memory_limit="2GiB") as run:
+        with plimsoll.Run(tmp_path / str(len(list(tmp_path.iterdir()))), memory_limit="4GiB") as run:
             one = torch.optim.SGD(net.parameters(), 0.1)
             run.track(net=net, one=one)
 
@@ -263,7 +263,7 @@ def test_s13_the_call_of_the_tutorial_is_one_that_is_cut():
 
 
 def stepped(path, make, *, kill=-1, **options):
-    with plimsoll.Run(path, memory_limit="2GiB", seed=2) as run:
+    with plimsoll.Run(path, memory_limit="4GiB", seed=2) as run:
         net = torch.nn.Linear(64, 64)
         one = make(net)
         run.track(net=net, one=one)

@@ -37,7 +37,7 @@ class Program:
             self.run.governor._watcher = self.watcher
 
     def life(self, body=lambda: None, loss=lambda: None, before=lambda: None, own=False, data=BATCHES, optimizer=torch.optim.AdamW,
-             limit="2GiB", epochs=1):
+             limit="4GiB", epochs=1):
         with plimsoll.Run(self.path, memory_limit=limit, seed=1) as run:
             self.run, self.watcher = run, run.governor._watcher
             model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
@@ -196,7 +196,7 @@ def test_s02_a_body_that_catches_the_stop_ends_at_its_boundary(program, undistur
 def test_s02_in_an_accumulation_the_gradients_that_wait_are_those_of_the_boundary(tmp_path):
     def life(path, fails):
         program = Program(path)
-        with plimsoll.Run(path, memory_limit="2GiB", seed=1) as run:
+        with plimsoll.Run(path, memory_limit="4GiB", seed=1) as run:
             program.run, program.watcher = run, run.governor._watcher
             model = torch.nn.Linear(3, 1)
             run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
@@ -281,7 +281,7 @@ def test_s03_a_refusal_commits_the_last_boundary(when, own, raises, program, und
 def test_s03_a_refusal_after_rows_were_written_is_told(tmp_path):
     """No copy of a table is kept: where rows have moved since the boundary, the commit before stands."""
     def life(fails):
-        with plimsoll.Run(tmp_path / "run", memory_limit="2GiB", seed=1) as run:
+        with plimsoll.Run(tmp_path / "run", memory_limit="4GiB", seed=1) as run:
             rows = run.embedding("rows", rows=10, dim=3, optimizer=plimsoll.AdamW(lr=0.1))
             model = torch.nn.Linear(3, 1)
             run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))

@@ -32,7 +32,7 @@ class At(transformers.TrainerCallback):
             self.do()
 
 
-def live(path, callback=None, limit="2GiB", prepare=lambda trainer: None, **changes):
+def live(path, callback=None, limit="4GiB", prepare=lambda trainer: None, **changes):
     """One life of a run: (run, trainer), closed."""
     with plimsoll.Run(path, memory_limit=limit, seed=3) as run:
         trainer = trainer_programs.make(run, callbacks=[callback] if callback else (), **changes)
@@ -115,13 +115,13 @@ def test_a_step_that_does_not_fit_names_the_limit_to_go_on_with(undisturbed, tmp
     path, first, again = tmp_path / "run", At(-1, None), At(-1, None)
     with pytest.raises(plimsoll.BudgetExceeded, match="step 8 does not fit and was not made: .* Everything is as "
                                                       "before it; try a limit of") as told:
-        live(path, first, prepare=lambda trainer: Grows(trainer.model, 2200 << 20, 8))
+        live(path, first, prepare=lambda trainer: Grows(trainer.model, 4400 << 20, 8))
     status = plimsoll.status(path)
     assert (status["status"], status["checkpoint_step"], first.seen[-1]) == ("stopped", 7, 7)
     assert [one["next"] for one in events(path, "refusal")] == ["the same once more",
                                                                 "nothing helped: the step was not made"]
     limit = told.value.smallest_limit_bytes
-    _, trainer = live(path, again, limit=limit, prepare=lambda trainer: Grows(trainer.model, 2200 << 20, 2))
+    _, trainer = live(path, again, limit=limit, prepare=lambda trainer: Grows(trainer.model, 4400 << 20, 2))
     assert again.seen[0] == 8 and torch.equal(weights(trainer), undisturbed)
 
 
@@ -209,7 +209,7 @@ def test_callbacks_go_on_with_their_state(tmp_path):
 
     def life(callback):
         counts = Counts()
-        with plimsoll.Run(tmp_path / "run", memory_limit="2GiB", seed=3) as run:
+        with plimsoll.Run(tmp_path / "run", memory_limit="4GiB", seed=3) as run:
             trainer = trainer_programs.make(run, callbacks=[counts, callback],
                                             restore_callback_states_from_checkpoint=True)
             trainer.train()
@@ -239,7 +239,7 @@ def test_what_it_cannot_do_is_refused_by_name(changes, words, tmp_path):
 
 
 def test_it_trains_once_and_goes_on_from_the_run_alone(tmp_path):
-    with plimsoll.Run(tmp_path / "run", memory_limit="2GiB", seed=3) as run:
+    with plimsoll.Run(tmp_path / "run", memory_limit="4GiB", seed=3) as run:
         trainer = trainer_programs.make(run, max_steps=2)
         with pytest.raises(ValueError, match="from its own last commit"):
             trainer.train(resume_from_checkpoint=str(tmp_path))
@@ -274,7 +274,7 @@ def test_s17_an_evaluation_that_memory_refuses_is_no_matter_of_the_batch(tmp_pat
         return {"size": float(torch.ones(3 << 28).sum())}
 
     with pytest.raises((torch.OutOfMemoryError, plimsoll.BudgetExceeded)) as refused:
-        with plimsoll.Run(tmp_path / "run", memory_limit="2GiB", seed=3) as run:
+        with plimsoll.Run(tmp_path / "run", memory_limit="4GiB", seed=3) as run:
             trainer = trainer_programs.make(run)
             trainer.compute_metrics = metrics
             trainer.train()

@@ -30,7 +30,7 @@ class Life:
     """A run with a model that is tracked."""
 
     def __init__(self, path):
-        self.run = plimsoll.Run(path, memory_limit="2GiB", seed=1)
+        self.run = plimsoll.Run(path, memory_limit="4GiB", seed=1)
         self.model = torch.nn.Linear(3, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.run.track(model=self.model, optimizer=self.optimizer)
@@ -237,7 +237,7 @@ class Sharpness(torch.optim.SGD):
 
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, Sharpness])
 def test_s36_an_optimizer_that_takes_a_closure_is_refused_by_name(tmp_path, kind):
-    with plimsoll.Run(tmp_path / "run", memory_limit="2GiB") as run:
+    with plimsoll.Run(tmp_path / "run", memory_limit="4GiB") as run:
         model = torch.nn.Linear(3, 2)
         optimizer = kind(model.parameters(), lr=0.1)
         run.track(model=model, optimizer=optimizer, schedule=torch.optim.lr_scheduler.ConstantLR(optimizer))
@@ -248,7 +248,7 @@ def test_s36_an_optimizer_that_takes_a_closure_is_refused_by_name(tmp_path, kind
 
 def lbfgs(path, stops_at=99):
     """A loop that makes its own steps, as that error says."""
-    with plimsoll.Run(path, memory_limit="2GiB", seed=5) as run:
+    with plimsoll.Run(path, memory_limit="4GiB", seed=5) as run:
         model = torch.nn.Linear(3, 1)
         optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
         run.track(model=model, optimizer=optimizer)
@@ -313,7 +313,7 @@ OF_STEPS = [({"clip_norm": "abc"}, "clip_norm: 'abc' must be a number"), ({"accu
 def test_s36_an_option_that_is_no_number_is_named(tmp_path):
     for options, said in OF_RUNS:
         with pytest.raises(ValueError, match=said):
-            plimsoll.Run(tmp_path / "run", memory_limit="2GiB", **options)
+            plimsoll.Run(tmp_path / "run", memory_limit="4GiB", **options)
     assert not (tmp_path / "run").exists()
     with Life(tmp_path / "run") as life:
         for options, said in OF_LOOPS:
@@ -329,7 +329,7 @@ def test_s36_an_option_that_is_no_number_is_named(tmp_path):
 def test_s37_a_table_names_the_optimizer_that_it_has_by_default(tmp_path):
     assert "plimsoll.AdamW(lr=0.001)" in plimsoll.Run.embedding.__doc__
     for given, named in ((None, "AdamW(lr=0.001"), (plimsoll.SGD(lr=0.5), "SGD(lr=0.5")):
-        with plimsoll.Run(tmp_path / named[:3], memory_limit="2GiB") as run:
+        with plimsoll.Run(tmp_path / named[:3], memory_limit="4GiB") as run:
             vectors = run.embedding("items", rows=8, dim=2, optimizer=given)
             assert f"optimizer={named}" in repr(vectors)
             vectors.store.set_optimizer(plimsoll.AdamW(lr=0.25) if given is None else plimsoll.SGD(lr=0.25))

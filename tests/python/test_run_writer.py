@@ -39,7 +39,7 @@ def held(monkeypatch):
     return Held(monkeypatch)
 
 
-def live(path, body=lambda run, model: None, width=3, memory_limit="2GiB", table=False):
+def live(path, body=lambda run, model: None, width=3, memory_limit="4GiB", table=False):
     """Twelve steps, committed every four."""
     with plimsoll.Run(path, memory_limit=memory_limit) as run:
         model = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Linear(width, 1))
@@ -269,7 +269,7 @@ def test_a_refused_step_waits_for_the_commit_and_is_made_again(tmp_path, held):
 
 
 def test_a_forked_child_has_no_part_of_the_copy():
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         image = Image.of({"tensor": torch.ones(1000)}, governor)
         child = os.fork()
         if child == 0:
@@ -307,7 +307,7 @@ def test_a_copy_shares_what_was_shared_and_is_no_view_of_what_trains(tmp_path):
     content = {"model": model.state_dict(), "rows": rows, "turned": rows.T[1:], "none": torch.empty(0, 3),
                "needs": torch.ones(2, requires_grad=True), "half": torch.ones(5, dtype=torch.bfloat16),
                "list": [1, ("two", torch.tensor(True))]}
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         image = Image.of(content, governor)
         file = tmp_path / "file.pt"
         with torch.no_grad():
@@ -331,6 +331,6 @@ def test_a_copy_shares_what_was_shared_and_is_no_view_of_what_trains(tmp_path):
 
 @pytest.mark.parametrize("odd", [torch.ones(2, 2).to_sparse(), torch.ones(2, dtype=torch.complex64).conj()])
 def test_a_tensor_that_is_not_plain_bytes_is_written_while_the_loop_waits(odd):
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         assert Image.of({"plain": torch.ones(3), "odd": [odd]}, governor) is None
         assert governor.ledger().pools["other"].leased_bytes == 0

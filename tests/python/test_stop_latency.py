@@ -316,7 +316,7 @@ class Slow:
     def load_state_dict(self, state):
         pass
 
-with plimsoll.Run(sys.argv[1], memory_limit="2GiB") as run:
+with plimsoll.Run(sys.argv[1], memory_limit="4GiB") as run:
     run.track(slow=Slow())
     for batch in run.steps([torch.ones(2)] * STEPS, epochs=1, commit_every_steps=EVERY, progress=False):
         time.sleep(SLOW)

@@ -60,7 +60,7 @@ class Net(torch.nn.Module):
 
 def trained(folder, weights, kill=0, refuse=0, files=None, **options):
     """The losses and what was trained, of a run of six steps; killed in step `kill`."""
-    with plimsoll.Run(folder, memory_limit="2GiB", seed=3, compute_threads=1) as run:
+    with plimsoll.Run(folder, memory_limit="4GiB", seed=3, compute_threads=1) as run:
         torch.manual_seed(2)
         model = Net()
         streamed = plimsoll.stream_frozen(model, files, weights=weights, **options)

@@ -25,7 +25,7 @@ def made(tmp_path_factory):
     chats.make_tokenizer(folder / "tokenizer")
     rows = [{"messages": chats.chat(random.Random(k), most=12)} for k in range(300)]
     chats.write_lines(folder / "rows.jsonl", rows)
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         plimsoll.import_chat(folder / "rows.jsonl", folder / "set", tokenizer=folder / "tokenizer", governor=governor)
     return folder / "set"
 

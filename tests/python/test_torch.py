@@ -107,7 +107,7 @@ def test_features_become_tensors_without_a_copy(governor, tmp_path):
 
 def test_r33_tensors_are_leased_between_entry_and_exit():
     outside = torch.empty(4 * MIB, dtype=torch.uint8)
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         assert governor.arena_attached
         before = tensors_leased(governor)
         inside = torch.full((8 * MIB,), 7, dtype=torch.uint8)
@@ -149,7 +149,7 @@ BORN_BEFORE = textwrap.dedent("""
     from plimsoll.core import _torch_gate
     extension = _torch_gate.load()
     passed_through = torch.randn(64, 64)  # By our allocator, but with no governor.
-    with plimsoll.Governor("2GiB"):
+    with plimsoll.Governor("4GiB"):
         wanted = born_before.double() @ born_before.double()
         product = born_before @ born_before
         gc.collect()
@@ -171,7 +171,7 @@ def test_r33_a_tensor_born_before_the_arena_is_freed_after():
 
 def test_a_training_cell_may_run_twice(tmp_path):
     def cell():
-        governor = plimsoll.Governor("2GiB")
+        governor = plimsoll.Governor("4GiB")
         table = plimsoll.EmbeddingStore.open(governor, tmp_path / "t", rows=64, dim=4)
         model = torch.nn.Linear(4, 1)
         rows = table.gather(range(8))
@@ -188,12 +188,12 @@ def test_a_training_cell_may_run_twice(tmp_path):
 
 
 def test_a_model_from_an_earlier_cell_is_named_and_can_be_closed_over():
-    first = plimsoll.Governor("2GiB")
+    first = plimsoll.Governor("4GiB")
     model = torch.nn.Linear(512, 512)
     with pytest.raises(ValueError, match="tensors"):
-        plimsoll.Governor("2GiB")
+        plimsoll.Governor("4GiB")
     first.close()  # The model keeps its bytes, in the orphan account.
-    with plimsoll.Governor("2GiB") as second:
+    with plimsoll.Governor("4GiB") as second:
         assert second.ledger().orphan_bytes >= 512 * 512 * 4
         assert model(torch.zeros(1, 512)).shape == (1, 512)
 
@@ -306,7 +306,7 @@ import resource, torch, plimsoll
 held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (held + (200 << 20), held + (200 << 20)))
 try:
-    plimsoll.Governor("2GiB")
+    plimsoll.Governor("4GiB")
 except OSError as error:
     print(error)
 print(plimsoll._core.Governor.current().valid)

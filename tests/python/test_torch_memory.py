@@ -87,7 +87,7 @@ def test_weights_that_transformers_maps_are_in_the_ledger(before, tmp_path):
 def test_an_adopted_model_is_leased_and_leaves_the_baseline():
     out = run_python(TRAIN + """
 from plimsoll import _torch
-with plimsoll.Governor("2GiB") as governor:
+with plimsoll.Governor("4GiB") as governor:
     before = governor.ledger()
     moved = plimsoll.adopt(model, optimizer)
     after = governor.ledger()
@@ -114,7 +114,7 @@ def test_conjugate_and_negative_views_are_adopted_with_their_values():
     waves = torch.randn(4, dtype=torch.complex64)
     views = {"conjugate": waves.conj(), "negative": torch.randn(4, dtype=torch.complex64).conj().imag, "plain": waves}
     before = {name: view.clone() for name, view in views.items()}
-    with plimsoll.Governor("2GiB"):
+    with plimsoll.Governor("4GiB"):
         assert plimsoll.adopt(views) == 2 * waves.nbytes
         assert all(torch.equal(view, before[name]) for name, view in views.items())
         waves.zero_()
@@ -162,7 +162,7 @@ def test_r33_what_others_see_is_left_alone(tmp_path):
     meta, empty = torch.ones(8, device="meta"), torch.empty(0)
     address = shared.data_ptr()
     plain = torch.ones(5000)
-    with plimsoll.Governor("2GiB"):
+    with plimsoll.Governor("4GiB"):
         assert plimsoll.adopt([shared, sparse, meta, empty]) == 0
         assert shared.is_shared() and shared.data_ptr() == address
         born_inside = torch.ones(100)
@@ -188,7 +188,7 @@ class Squares(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_r33_fork_with_dataloader_workers(persistent):
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         model = torch.nn.Linear(256, 256)
         before = governor.ledger().pools["tensors"].leased_bytes
         assert Squares()[0][1][0]  # Here tensors are the arena's …
@@ -212,7 +212,7 @@ def test_r33_fork_with_dataloader_workers(persistent):
 
 def test_torch_save_and_load_plain_and_mapped(tmp_path):
     path = tmp_path / "state.pt"
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         model = torch.nn.Linear(2048, 1024)
         torch.save(model.state_dict(), path)
         held = lambda: governor.ledger().pools["tensors"].leased_bytes  # noqa: E731
@@ -232,7 +232,7 @@ def test_torch_save_and_load_plain_and_mapped(tmp_path):
 
 
 def test_shared_and_pinned_tensors():
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         tensor = torch.arange(4.0 * MIB)
         begin = governor.ledger().pools["tensors"].leased_bytes
         tensor.share_memory_()  # Its bytes move to a file in /dev/shm; the arena's are free again.

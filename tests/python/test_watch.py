@@ -121,7 +121,7 @@ child = subprocess.Popen([sys.executable, "-c", {child!r}], text=True, stdin=sub
 
 
 def test_leases_are_told_from_what_is_native():
-    with plimsoll.Governor("2GiB") as governor, governor.reserve("64MiB"):
+    with plimsoll.Governor("4GiB") as governor, governor.reserve("64MiB"):
         watch = plimsoll.Watch()
         assert watch.owners["leased"] == 64 << 20
         assert watch.owners["tensors"] == 0

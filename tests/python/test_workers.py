@@ -68,7 +68,7 @@ class Pinned(torch.utils.data.Dataset):
 
     def __getitems__(self, ids):
         if self.table is None:
-            self.governor = plimsoll.Governor("2GiB")
+            self.governor = plimsoll.Governor("4GiB")
             self.table = plimsoll.EmbeddingStore.open(self.governor, self.path, store_bytes="2MiB",
                                                       pinned=True, at_step=self.step)
         return list(zip(ids, self.table.gather(np.array(ids)).tensor.detach().clone()))
@@ -90,7 +90,7 @@ class Features(torch.utils.data.Dataset):
 
     def __getitems__(self, ids):
         if self.store is None:
-            self.governor = plimsoll.Governor("2GiB")
+            self.governor = plimsoll.Governor("4GiB")
             self.store = plimsoll.FeatureStore.open(self.governor, self.path, cache_bytes="2MiB")
         return list(zip(ids, self.store.read(np.array(ids)).tensor("x").clone()))
 
@@ -211,7 +211,7 @@ def test_a_governor_from_before_a_fork_refuses_and_changes_nothing(governor, tmp
         with governor:  # As when a child falls out of its parent's block.
             lease.close()
         governor.close()
-        with plimsoll.Governor("2GiB") as own:
+        with plimsoll.Governor("4GiB") as own:
             own.reserve("1MiB").close()
             open_table(own, tmp_path / "own").close()
             return open_table(own, tmp_path / "table")
@@ -227,7 +227,7 @@ def test_a_child_that_ends_as_programs_do_leaves_its_parents_governor_alone(tmp_
     code = textwrap.dedent(f"""
         import multiprocessing, os, sys, torch
         import plimsoll
-        governor = plimsoll.Governor("2GiB")
+        governor = plimsoll.Governor("4GiB")
         table = plimsoll.EmbeddingStore.open(governor, {str(tmp_path / "table")!r}, rows=100, dim=4)
         lease, tensor = governor.reserve("1MiB"), torch.ones(1 << 20)
         worker = multiprocessing.get_context("fork").Process(target=str)
@@ -287,7 +287,7 @@ def test_r01_a_second_process_is_refused(governor, tmp_path):
     table.commit(1)
     code = textwrap.dedent(f"""
         import plimsoll
-        governor = plimsoll.Governor("2GiB")
+        governor = plimsoll.Governor("4GiB")
         path = {str(tmp_path / "table")!r}
         with plimsoll.EmbeddingStore.open(governor, path, pinned=True) as reader:
             print(reader.last_commit, reader.gather([3]).array[0, 0])

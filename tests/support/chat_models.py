@@ -75,6 +75,6 @@ def make_tokens(out: pathlib.Path, tokenizer: pathlib.Path, rows: int = 60, most
 
     lines = [{"messages": chats.chat(random.Random(f"{seed} {k}"), most=most, turns=2)} for k in range(rows)]
     chats.write_lines(out.with_suffix(".jsonl"), lines)
-    with plimsoll.Governor("2GiB") as governor:
+    with plimsoll.Governor("4GiB") as governor:
         plimsoll.import_chat(out.with_suffix(".jsonl"), out, tokenizer=tokenizer, governor=governor)
     return out

@@ -61,7 +61,7 @@ def wait_until(run, process, wanted):
 def main(folder, kind, fills, every=4, workers=0, seconds=0.0):
     import torch
 
-    with plimsoll.Run(folder / "run", memory_limit="2GiB", seed=3, compute_threads=1) as run:
+    with plimsoll.Run(folder / "run", memory_limit="4GiB", seed=3, compute_threads=1) as run:
         net = torch.nn.Linear(300, 300)
         one = torch.optim.AdamW(net.parameters())
         rows = run.embedding("rows", rows=10_000, dim=32, optimizer=plimsoll.AdamW(lr=0.1), store_bytes="2MiB") if kind == "rows" else None
