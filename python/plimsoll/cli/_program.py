@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import _core
-from ..core import _torch_gate
+from ..core import _compiler, _torch_gate
 from ..core._torch_settings import MKL_CBWR, torch_settings
 from ..errors import NotFoundError
 
@@ -149,6 +149,7 @@ def info(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _core_with_torch() -> Any:
     """Returns plimsoll._core, with all recipes registered and torch loaded for them. Errors: ImportError."""
     _torch_gate.load()
+    _compiler.import_when_used()
     from .. import recipes
 
     recipes.find()
@@ -210,6 +211,7 @@ def _run(given: list[str]) -> int:
             os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
         try:
             _torch_gate.load()
+            _compiler.import_when_used()
         except ImportError as error:
             print(f"plimsoll: error: {error}", file=sys.stderr)
             return 1

@@ -29,5 +29,5 @@ def torch_settings() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch._C._set_deterministic_algorithms(deterministic, warn_only=warn_only)  # torch's own function imports its compiler.
         module.fill_uninitialized_memory = fill

@@ -116,6 +116,7 @@ class DealtTiles(Dealt, Tiles):
 
             made: dict[int, Tensors] = ranks.agreed(PLACE, computed, words=lambda _: json.dumps(self._outputs))[0]
             pass_on(ranks, self._pieces(every, self._outputs, made, back=True))
+        self.constant = self._tiles[0].constant
         return [made[tile] for tile in every]
 
     def gradients(self, given: list[Tensors]) -> Iterator[Gradients]:

@@ -68,6 +68,7 @@ class Asked:
         self.module, self.rows, self.parameters, self.wants = module, rows, parameters, wants
         self.keeps = keeps
         """Whether a tile keeps its graph until its gradients are computed."""
+        self.graded = bool(parameters) or any(wants)
 
     def cut(self, inputs: Sequence[torch.Tensor]) -> list[Tensors]:
         """Returns the tiles of a batch."""
@@ -76,6 +77,9 @@ class Asked:
 
 class Tiles:
     """The tiles of a batch, in order."""
+
+    constant: list[bool]
+    """Of each output, whether it has no gradient; from outputs() on."""
 
     def outputs(self) -> list[Tensors]:
         """Computes each tile's outputs, without graph."""
@@ -95,7 +99,8 @@ class Tile:
 
     def outputs(self) -> Tensors:
         """Computes the outputs."""
-        made = self._computed(self._asked.keeps)
+        made = self._computed(self._asked.graded)
+        self.constant = [not one.requires_grad for one in made[1]]
         self._made = made if self._asked.keeps else None
         return tuple(one.detach() for one in made[1])
 
@@ -123,7 +128,9 @@ class OwnTiles(Tiles):
         self._tiles = [Tile(asked, one) for one in asked.cut(inputs)]
 
     def outputs(self) -> list[Tensors]:
-        return [one.outputs() for one in self._tiles]
+        made = [one.outputs() for one in self._tiles]
+        self.constant = self._tiles[0].constant
+        return made
 
     def gradients(self, given: list[Tensors]) -> Iterator[Gradients]:
         return (tile.gradients(one) for tile, one in zip(self._tiles, given, strict=True))
@@ -137,10 +144,17 @@ class _Batch:
         self._shapes = [one.shape for one in inputs]
 
     def outputs(self) -> Tensors:
-        return _joined(self._tiles.outputs())
+        made = _joined(self._tiles.outputs())
+        self._nothing = [one.new_zeros(()).expand(one.shape) for one in made]
+        return made
 
-    def gradients(self, given: Sequence[torch.Tensor]) -> Gradients:
-        """Returns the gradients of all arguments and parameters."""
+    def constant(self, outputs: Tensors) -> Tensors:
+        """Returns those of the outputs that have no gradient. None is asked of what computes from them."""
+        return tuple(one for one, constant in zip(outputs, self._tiles.constant, strict=True) if constant)
+
+    def gradients(self, found: Sequence[torch.Tensor | None]) -> Gradients:
+        """Returns the gradients of all arguments and parameters. found: those of the outputs; None: zeros."""
+        given = [nothing if one is None else one for one, nothing in zip(found, self._nothing, strict=True)]
         wanted = [place for place, one in enumerate(self._asked.wants) if one]
         inputs: Gradients = [None] * len(self._asked.wants)
         sums: Gradients = []
@@ -160,11 +174,14 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, batch: _Batch, *tensors: torch.Tensor) -> Tensors:
         ctx.batch = batch
-        return batch.outputs()
+        ctx.set_materialize_grads(False)
+        outputs = batch.outputs()
+        ctx.mark_non_differentiable(*batch.constant(outputs))
+        return outputs
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *given: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[Any, ...]:
         batch, ctx.batch = ctx.batch, None
         return (None, *batch.gradients(given))
 

@@ -121,7 +121,8 @@ def filled(path: pathlib.Path, model: Filled, saved: dict[str, Saved], advice: s
         if found.dtype != "F32":
             raise ValueError(f"{path}: {found.name} is {found.dtype}, not F32; save the model in float32: "
                              "torch.save(model.float().state_dict(), …)")
-    model = model.to_empty(device="cpu").eval().requires_grad_(False)
+    model.load_state_dict({name: torch.empty(one.shape, dtype=one.dtype) for name, one in model.state_dict().items()}, assign=True)
+    model.eval().requires_grad_(False)
     for name, tensor in file_tensors(model).items():
         tensor.copy_(saved[name].read().reshape(tensor.shape))
     return model

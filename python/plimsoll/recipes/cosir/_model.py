@@ -62,7 +62,7 @@ class Draws:
 
     def linear(self, out: int, width: int) -> nn.Linear:
         """Makes a linear layer whose weights and biases are within ±1/√width."""
-        made = nn.utils.skip_init(nn.Linear, width, out)
+        made = nn.Linear(width, out)
         with torch.no_grad():
             for one in (made.weight, made.bias):
                 one.copy_(random_uniform(tuple(one.shape), 1 / math.sqrt(width), self.seed, self.next()))
