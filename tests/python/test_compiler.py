@@ -47,8 +47,7 @@ assert all(map(torch.equal, made, step(*begun(), x)))
 
 
 @pytest.mark.parametrize("first", ["torch.compile(model, backend='eager')(x)", "from torch._dynamo.utils import counters\nfrom torch._dynamo import output_graph\nassert counters is output_graph.counters",
-                                   "import torch._dynamo.backends.registry", "from torch._dynamo import eval_frame",
-                                   "torch._dynamo.config.suppress_errors = True", "torch._dynamo.disable(len)"])
+                                   "torch._dynamo.config.suppress_errors = True"])
 def test_whatever_uses_it_first_imports_it_and_compiles(first):
     """A function that was called before it came is skipped as one that was not."""
     run(f"""
@@ -62,15 +61,8 @@ compiled = torch.compile(lambda x: model(x) * 2, backend="eager", fullgraph=True
 assert torch.equal(compiled(x), model(x) * 2) and torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
 assert all(map(torch.equal, made, step(*begun(), x)))
 assert getattr(skipped, "__dynamo_disable") is not skipped
-""")
-
-
-def test_a_setting_that_is_made_first_is_the_compiler_s():
-    run("""
-assert torch._dynamo.config.suppress_errors is False
-torch._dynamo.config.suppress_errors = True
-import torch._dynamo.config as real
-assert real.suppress_errors is True
+import torch._dynamo.config as settings
+assert settings.suppress_errors is {"suppress_errors" in first}
 """)
 
 

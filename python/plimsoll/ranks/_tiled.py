@@ -79,7 +79,7 @@ class Tiles:
     """The tiles of a batch, in order."""
 
     constant: list[bool]
-    """Of each output, whether it has no gradient; from outputs() on."""
+    """Whether an output has no gradient, for each; known from outputs() on."""
 
     def outputs(self) -> list[Tensors]:
         """Computes each tile's outputs, without graph."""
