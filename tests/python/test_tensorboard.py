@@ -30,6 +30,9 @@ def scalars(trained):
 def test_tensorboard_reads_the_losses_and_the_memory_of_a_run(trained, scalars):
     assert any("loss" in tag for tag in scalars), sorted(scalars)
     assert any("resident" in tag for tag in scalars), sorted(scalars)
+    assert {"eval/raw_t2i_r1", "eval/oracle_i2t_map", "eval/train_mean_rank", "loss/epoch", "rows/hit_rate"} <= set(scalars), sorted(scalars)
+    recall = trained["summary"]["recall"]
+    assert scalars["eval/raw_t2i_r1"][-1].value == pytest.approx(recall["raw"]["t2i"]["r1"], rel=1e-6)
     steps = trained["summary"]["step"]
     for tag, values in scalars.items():
         assert values, tag

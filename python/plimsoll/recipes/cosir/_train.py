@@ -153,8 +153,10 @@ class Training:
     def _end_epoch(self, epoch: int) -> None:
         run, options, step = self.run, self.options, self.run.steps_made + 1
         now = status(run.path)
-        run.event("epoch", step=step, epoch=epoch, loss=self._mean_loss(), hit_rate=float(self.conditions.store.stats()["hit_rate"]),
+        loss, hits = self._mean_loss(), float(self.conditions.store.stats()["hit_rate"])
+        run.event("epoch", step=step, epoch=epoch, loss=loss, hit_rate=hits,
                   **{name: now[name] for name in ("rows_per_second", "resident_bytes", "leased_bytes")})
+        run.scalars({"loss/epoch": loss, "rows/hit_rate": hits})
         every = options.eval_every_n_epochs
         if every and (epoch + 1) % every == 0 and epoch + 1 < options.epochs:
             self._evaluate(f"after epoch {epoch + 1}", options.oracle_angles, step)
@@ -173,6 +175,8 @@ class Training:
             recall = self._evaluation().make(angles)
         if recall is not None:
             run.event("eval", step=step, when=when, recall=json.dumps(recall))
+            run.scalars({f"eval/{kind}_{way}_{name}": recall[kind][way][name] for kind in ("raw", "oracle") for way in ("t2i", "i2t")
+                         for name in ("r1", "r5", "r10", "mean_rank", "map")} | {"eval/train_mean_rank": recall["train_mean_rank"]})
         return recall
 
     def _told(self) -> dict[str, Any]:
