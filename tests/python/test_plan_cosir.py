@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from test_cli import assert_refused, call, trains  # noqa: F401  Fixtures.
+from tests.support.named_limits import until_it_does
 
 MIB = 1 << 20
 OPTIONS = ("--foreign-bytes", "64MiB", "--eval-pairs", "200")
@@ -91,6 +92,26 @@ def test_the_table_says_who_holds_the_limit(trains, call, data, above):
 def test_a_limit_for_no_batch_names_one_that_would_do(trains, call, data):
     done = call("plan", "cosir", "--data", data, "--memory-limit", "150MiB", *OPTIONS)
     assert_refused(done, 1, "MiB")
+
+
+def test_phase_2_is_admitted_before_the_first_step_of_phase_1(trains, call, small_data, tmp_path):
+    """Its step takes more than that of phase 1, whose tiles are encoded again in backward."""
+    run = tmp_path / "run"
+
+    def train(limit):
+        done = call("train", "cosir", "--data", small_data, "--out", run, "--batch-size", "1024", "--gradient-caching", "true", "--epochs", "1",
+                    "--phase2-epochs", "1", "--eval-pairs", "0", "--foreign-bytes", "64MiB", "--memory-limit", f"{limit}MiB")
+        if done.status != 0 and (run / "events.jsonl").exists():
+            assert "step" not in names(run), (limit, done.err)
+        return done
+
+    until_it_does(train, 330)
+    assert names(run).index("rehearsed") < names(run).index("step") and names(run).count("step") == 10
+
+
+def names(run):
+    """The names of a run's events."""
+    return [json.loads(line)["event"] for line in (run / "events.jsonl").read_text().splitlines()]
 
 
 def planned_in_python(**options):

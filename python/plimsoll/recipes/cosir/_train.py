@@ -18,6 +18,7 @@ import torch
 from ...memory._memory import format_bytes
 from ...rows._embedding import EmbeddingStore
 from ...run._runs import status
+from ...training._step import TrainingStep
 from .. import Told, committed, limited
 from ._evaluate import FINAL_ANGLES, Evaluation, Recall, reader, text_of
 from ._model import Model, Shape
@@ -46,7 +47,7 @@ class Training:
         self.optimizer = optimizer_of(self.model, options)
         # What must be known again. loss_sum and loss_steps are of the epoch so far.
         self.notes: dict[str, Any] = {"data": pairs.fingerprint, "batch_size": options.batch_size, "epoch": 0, "loss_sum": 0.0, "loss_steps": 0,
-                                      "rows_skipped": 0, "recall_before": ""}
+                                      "rows_skipped": 0, "recall_before": "", "phase2_admitted": False}
         run.track(model=self.model, optimizer=self.optimizer, notes=self.notes)
         if options.phase2_epochs:
             self.classifier = Classifier(self.model.shape.dim, options.seed).to(self.device)
@@ -84,6 +85,8 @@ class Training:
     def whole(self) -> dict[str, Any]:
         """Trains to the end, and returns the entries for the run's summary."""
         run, options, notes = self.run, self.options, self.notes
+        if options.phase2_epochs and not notes["phase2_admitted"]:
+            self._admit_phase2()
         if not notes["recall_before"]:
             before = self._evaluate("before training", FINAL_ANGLES, run.steps_made)
             notes["recall_before"] = json.dumps(before) if before else ""
@@ -119,6 +122,20 @@ class Training:
 
     def _loss_of(self, image: torch.Tensor, text: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor, epoch: int) -> torch.Tensor:
         return self.loss(image, text, ids, groups, epoch, self.conditions(ids))
+
+    def _admit_phase2(self) -> None:
+        """Rehearses the largest step of phase 2, so that it is not refused after phase 1. Errors: BudgetExceeded."""
+        options, trained = self.options, [one for one in self.model.parameters() if one.requires_grad]
+        self.model.requires_grad_(False)
+        try:
+            phase2 = Phase2(self.model, self.classifier, options.temperature, options.seed, 1.0, self.device)
+            step = TrainingStep(self.classifier, torch.optim.AdamW(self.classifier.parameters(), lr=0.0, fused=True))
+            admitted = step.admit(self.pairs.first(min(self.batch_size, self.pairs.rows)), phase2.loss)
+            self.run.event("rehearsed", phase=2, admitted_bytes=admitted)
+        finally:
+            for one in trained:
+                one.requires_grad_(True)
+        self.notes["phase2_admitted"] = True
 
     def _train_phase2(self) -> Phase2:
         """Makes the epochs of phase 2, in which everything of phase 1 is frozen."""
