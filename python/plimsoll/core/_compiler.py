@@ -42,7 +42,7 @@ class _Later(ModuleType):
         self.__spec__ = importlib.util.find_spec(self.name)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__path__":  # Asked by `from … import`: whether it is a package.
+        if name.startswith("__"):  # Asked of every module: __path__ by `from … import`, __file__ by `inspect`.
             raise AttributeError(name)
         return getattr(self.imported(), name)
 
