@@ -263,7 +263,7 @@ def test_plimsoll_limit_is_obeyed_between_steps(loop):
 
 
 def test_m07_short_memory_commits_and_raises_and_the_run_goes_on(loop, monkeypatch):
-    report = types.SimpleNamespace(stop=True, pressure=True, evictions=[], needed_bytes=3 << 30, kernel="",
+    report = types.SimpleNamespace(stop=True, pressure=True, evictions=[], needed_bytes=5 << 30, kernel="",
                                    resident=types.SimpleNamespace(total=1), unexplained_bytes=1,
                                    purged_bytes=0, shrunk_bytes=0)
 
@@ -271,7 +271,7 @@ def test_m07_short_memory_commits_and_raises_and_the_run_goes_on(loop, monkeypat
         if run.steps_made == 4:
             monkeypatch.setattr(run.governor, "_look", lambda: report)
 
-    with pytest.raises(MemoryPressure, match="A limit of 3072 MiB would do"):
+    with pytest.raises(MemoryPressure, match="A limit of 5120 MiB would do"):
         loop.main(body)
     status = plimsoll.status(loop.path)
     assert status["status"] == "stopped" and status["checkpoint_step"] == status["step"] == 5

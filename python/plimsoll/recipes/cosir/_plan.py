@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _STEPS_LEAST, _ROWS_MOST, _MULTIPLE = 32, 8192, 16  # An epoch has as many steps: a batch of everything is no training.
 _RING_BATCHES, _PINNED_BATCHES = 4, 2  # Read ahead; on their way to a device.
+_RING_LEAST, _TENSORS_LEAST = 2, 6
 _MIB = 1 << 20
 _HOLDERS = {"eval_peak_bytes": ("evaluation", "tensors at its peak"), "store_bytes": ("rows", "in memory (store_bytes)"),
             "cache_bytes": ("features", "their cache (cache_bytes)"), "queue_bytes": ("ring", "batches ahead (queue_bytes)"), "pinned_bytes": ("pinned", "batches on their way to the device"),
@@ -69,6 +70,19 @@ def planned(governor: Governor, options: Options, pairs: Pairs, model: Model, op
         limit = enough_for(governor, named - governor.limit_bytes + max(1 - left, 0))
         text = str(error).replace(f"a limit of {named // _MIB} MiB", f"a limit of {limit // _MIB} MiB")
         raise governor.refusal("tensors", error.requested_bytes, text, limit_bytes=limit) from None
+
+
+def check_room(governor: Governor, options: Options, pairs: Pairs, dim: int, batch_size: int) -> None:
+    """Checks that the least is free that batches of this size take. Errors: BudgetExceeded naming a limit to try."""
+    rows = min(batch_size, pairs.rows)
+    least = options.queue_bytes or _RING_LEAST * rows * sum(one.nbytes for one in pairs.first(1)[:2])
+    if pairs.device == "cpu":  # Compared rows, and the matrix of their products.
+        least += 4 * rows * (_TENSORS_LEAST * dim + (rows if options.loss_infonce else 0))
+    free = governor.ledger().free_bytes
+    if least > free:
+        limit = enough_for(governor, least - free)
+        raise governor.refusal("tensors", least, f"batches of {rows} pairs take more than {format_bytes(least)}, and {format_bytes(free)} is free; "
+                               f"try a limit of {limit // _MIB} MiB, or a smaller batch_size (--batch-size)", limit_bytes=limit)
 
 
 def enough_for(governor: Governor, short_bytes: int) -> int:

@@ -24,7 +24,7 @@ from ._evaluate import FINAL_ANGLES, Evaluation, Recall, reader, text_of
 from ._model import Model, Shape
 from ._pairs import Pairs
 from ._phase2 import Classifier, Phase2
-from ._plan import planned
+from ._plan import check_room, planned
 from ._settings import cosine_scale, loss_of, optimizer_of, table_init, table_optimizer, table_place
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Training:
             self.notes["batch_size"] = plan.batch_size
             run.event("planned", batch_size=plan.batch_size, label=plan.label, peak_bytes=plan.peak_bytes)
         self.batch_size: int = self.notes["batch_size"]
+        check_room(run.governor, options, pairs, self.model.shape.dim, self.batch_size)
         self.conditions = run.embedding(
             CONDITIONS, rows=pairs.rows, ids=pairs.ids, dim=options.label_dim, dtype=options.label_dtype,
             optimizer=table_optimizer(options), init=table_init(options), batch_rows=max(self.batch_size, _REQUEST_ROWS),
