@@ -57,12 +57,12 @@ def test_a_line_says_how_much_is_used_and_what_is_left(capsys):
             line = governor.log_memory_state("after epoch 3")
         assert capsys.readouterr().out == f"{before}\n{line}\n"
         assert line.startswith("Memory usage after epoch 3: ")
-        assert "leased other 40.0 MiB" in line and "of 2.0 GiB" in line
+        assert "leased other 40.0 MiB" in line and "of 4.0 GiB" in line
 
         def percent(text):
             return float(text.split("% of")[0].split()[-1])
 
-        assert percent(line) - percent(before) == pytest.approx(100 * held.nbytes / (2048 * MIB),
+        assert percent(line) - percent(before) == pytest.approx(100 * held.nbytes / (4096 * MIB),
                                                                 abs=0.5)
 
 

@@ -231,7 +231,7 @@ def test_r59_batch_finders_recognise_a_refusal():
                 assert recognised(error)
                 assert str(error).startswith("tensors wanted ")
                 size //= 2
-    assert held.numel() == size < 1 << 29
+    assert held.numel() == size < 1 << 30
 
 
 def test_r60_errors_name_arguments_and_sizes_without_a_unit():
@@ -252,7 +252,7 @@ def test_r60_reports_say_what_is_in_them():
         ledger = governor.ledger()
         change = governor.set_limit("4GiB")
         for one, text in ((report, "no pressure"), (ledger, "free of 4.0 GiB"),
-                          (ledger.pools["foreign"], "floor 128.0 MiB"), (change, "to 4.0 GiB"),
+                          (ledger.pools["foreign"], "floor 64.0 MiB"), (change, "to 4.0 GiB"),
                           (report.resident, "anonymous"), (ledger.measured, "held"),
                           (ledger.measured.tree, "children"),
                           (governor.limit.candidates[0], "4.0 GiB")):
