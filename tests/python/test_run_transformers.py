@@ -271,7 +271,7 @@ def test_s17_an_evaluation_that_memory_refuses_is_no_matter_of_the_batch(tmp_pat
 
     def metrics(prediction):
         phases.append(run._phase)
-        return {"size": float(torch.ones(3 << 28).sum())}
+        return {"size": float(torch.ones(3 << 29).sum())}
 
     with pytest.raises((torch.OutOfMemoryError, plimsoll.BudgetExceeded)) as refused:
         with plimsoll.Run(tmp_path / "run", memory_limit="4GiB", seed=3) as run:
