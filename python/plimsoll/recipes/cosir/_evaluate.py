@@ -185,16 +185,20 @@ class Ranked:
 
     def texts(self, turns: Turns) -> Found:
         """Ranks, for each image, its texts among all. Its rank is that of its best text, its precision the mean over its texts."""
-        found = Found(len(self._firsts), self._pairs.device)
+        found, counts = Found(len(self._firsts), self._pairs.device), self._begin.diff().unsqueeze(1)
         for part, raw in _parts(turns):
-            sums = torch.zeros(len(self._firsts), len(part.cosine), device=self._pairs.device)
+            begun = part.cosine.new_zeros(len(part.cosine))  # Sums of the group that the block before ended within.
             for begin, end in _blocks(0, len(self._ids), len(self._ids), _QUERIES):
                 ranks, same = self._ranks_of_images(part, raw, begin, end)
                 queries = self._group[begin:end]
                 found.fold(queries, ranks, raw)
-                sums.index_add_(0, queries, same.float() / ranks.float())
-            counts = self._begin.diff().unsqueeze(1)
-            found.fold_precision(torch.arange(len(sums), device=sums.device), sums / counts, raw)
+                first, last = int(queries[0]), int(queries[-1])
+                sums = begun.new_zeros(last + 1 - first, len(begun))
+                sums[0] = begun
+                sums.index_add_(0, queries - first, same.float() / ranks.float())
+                ended = last + int(self._begin[last + 1] == end)  # Groups before this one are whole.
+                found.fold_precision(torch.arange(first, ended, device=sums.device), sums[:ended - first] / counts[first:ended], raw)
+                begun = sums[-1].clone() if ended == last else torch.zeros_like(begun)
         return found
 
     def _ranks_of_images(self, turns: Turns, raw: bool, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
