@@ -25,6 +25,7 @@ from tests.budget.random_loops import References, Wrong, drawn_loop, run_loop
 from tests.support.can_traffic import write_traffic
 from tests.support.cgroup import MemoryCgroup
 from tests.support.named_limits import until_it_does
+from tests.support.python_can_kd import events
 
 MIB = 1 << 20
 PAIRS = (600, 1500, 4000, 9000)   # Of image and text.
@@ -112,7 +113,7 @@ def train_drawn(program: str, options: dict, folder: pathlib.Path,
     def tried_at(limit: int) -> argparse.Namespace:
         run = train(program, data, out, options, limit)
         tried.append(limit)
-        if run.returncode and (out / "events.jsonl").exists() and '"step"' in (out / "events.jsonl").read_text():
+        if run.returncode and (out / "events.jsonl").exists() and events(out, "step"):
             raise Wrong(f"{options} at {limit} MiB: refused after a step: {run.stderr[-600:]}")
         return argparse.Namespace(status=run.returncode, err=run.stderr[-600:], run=run)
 

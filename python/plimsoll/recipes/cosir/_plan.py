@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _STEPS_LEAST, _ROWS_MOST, _MULTIPLE = 32, 8192, 16  # An epoch has as many steps: a batch of everything is no training.
 _RING_BATCHES, _PINNED_BATCHES = 4, 2  # Read ahead; on their way to a device.
-_RING_LEAST, _TENSORS_LEAST = 2, 6
+_RING_LEAST, _TENSORS_LEAST = 2, 3  # Batches of the smallest ring; tensors of a row's width that InfoNCE compares and differentiates.
 _MIB = 1 << 20
 _HOLDERS = {"eval_peak_bytes": ("evaluation", "tensors at its peak"), "store_bytes": ("rows", "in memory (store_bytes)"),
             "cache_bytes": ("features", "their cache (cache_bytes)"), "queue_bytes": ("ring", "batches ahead (queue_bytes)"), "pinned_bytes": ("pinned", "batches on their way to the device"),

@@ -47,7 +47,7 @@ class Training:
         self.optimizer = optimizer_of(self.model, options)
         # What must be known again. loss_sum and loss_steps are of the epoch so far.
         self.notes: dict[str, Any] = {"data": pairs.fingerprint, "batch_size": options.batch_size, "epoch": 0, "loss_sum": 0.0, "loss_steps": 0,
-                                      "rows_skipped": 0, "recall_before": "", "phase2_admitted": False}
+                                      "rows_skipped": 0, "recall_before": ""}
         run.track(model=self.model, optimizer=self.optimizer, notes=self.notes)
         if options.phase2_epochs:
             self.classifier = Classifier(self.model.shape.dim, options.seed).to(self.device)
@@ -86,7 +86,7 @@ class Training:
     def whole(self) -> dict[str, Any]:
         """Trains to the end, and returns the entries for the run's summary."""
         run, options, notes = self.run, self.options, self.notes
-        if options.phase2_epochs and not notes["phase2_admitted"]:
+        if options.phase2_epochs and not run.steps_made:
             self._admit_phase2()
         if not notes["recall_before"]:
             before = self._evaluate("before training", FINAL_ANGLES, run.steps_made)
@@ -136,7 +136,6 @@ class Training:
         finally:
             for one in trained:
                 one.requires_grad_(True)
-        self.notes["phase2_admitted"] = True
 
     def _train_phase2(self) -> Phase2:
         """Makes the epochs of phase 2, in which everything of phase 1 is frozen."""
