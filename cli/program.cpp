@@ -192,9 +192,9 @@ int report(const Error& error, int status) {
 }
 
 void print(const std::string& text) {
-  const bool ends = text.ends_with('\n');
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() ||
-      (!ends && std::fputc('\n', stdout) == EOF) || std::fflush(stdout) != 0) {
+  // In one call: of `python -u` and torchrun each is a write of its own, between those of other ranks.
+  const std::string line = text.ends_with('\n') ? text : text + '\n';
+  if (std::fwrite(line.data(), 1, line.size(), stdout) != line.size() || std::fflush(stdout) != 0) {
     print_problem = errno;
   }
 }

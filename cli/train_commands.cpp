@@ -108,8 +108,8 @@ int report_work(const Result<RecipeReport>& done, const TypedRun& typed) {
   if (!done) {
     return report(done.error());
   }
-  if (const std::string& told = typed.json ? done->json : done->text; !told.empty()) {
-    print(told);
+  if (!done->text.empty()) {  // Another rank's is empty: the first one tells.
+    print(typed.json ? done->json : done->text);
   }
   return done->ended_by_memory ? kMemoryStatus : 0;
 }

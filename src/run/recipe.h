@@ -30,7 +30,7 @@ inline constexpr std::size_t kRecipesMax = 64;
 /// What a call came to.
 struct RecipeReport {
   std::string json{"{}"};       ///< One line.
-  std::string text{};           ///< The same for a reader.
+  std::string text{};           ///< The same for a reader; empty: another rank tells.
   bool ended_by_memory{false};  ///< A run's last commit stands, and it goes on when resumed.
 };
 

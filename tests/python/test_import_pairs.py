@@ -297,7 +297,8 @@ import plimsoll
 images, model, out, limit = sys.argv[1:]
 torch.set_num_threads(1)
 import transformers, transformers.models.clip.modeling_clip, transformers.models.clip.image_processing_pil_clip
-governor = plimsoll.Governor(int(limit), foreign_bytes="64MiB")
+# A stop of the watcher's could come before the import begins, as memory grows fast here; the import looks for itself.
+governor = plimsoll.Governor(int(limit), foreign_bytes="64MiB", on_pressure="warn")
 # What has no lease leaves room for the model and its batches, not for the images that are decoded ahead.
 held = np.ones((900 << 20) - governor.ledger().baseline_bytes - (84 << 20), np.uint8)
 governor.step_boundary()
@@ -323,8 +324,18 @@ def test_s48_an_import_is_admitted_or_refused_before_its_first_batch(tmp_path, m
         return name, int(done), int(enough)
 
     name, done, enough = tried(900 << 20)
-    assert name == "BudgetExceeded" and done < 4 and enough > 900 << 20  # Of its four rows, as far as they were read.
+    assert (name, done < 4, enough > 900 << 20) == ("BudgetExceeded", True, True), done  # Of its four rows, as far as they were read.
     assert tried(enough)[:2] == ("made", 24)
+
+
+def test_s48_a_stop_before_the_first_batch_is_a_refusal_wherever_it_comes(tmp_path, model, images, monkeypatch):
+    def stopped():
+        raise plimsoll.MemoryPressure("memory is short", 800 << 20, 900 << 20, 1000 << 20)
+
+    monkeypatch.setattr("plimsoll.recipes.cosir._pairs_import.libraries", stopped)
+    with plimsoll.Governor("4GiB") as governor, pytest.raises(plimsoll.BudgetExceeded, match="the import is not admitted") as refused:
+        plimsoll.import_pairs(images, tmp_path / "out", model=model, governor=governor)
+    assert refused.value.smallest_limit_bytes >= 1000 << 20
 
 
 def test_the_shipped_features_are_whole():

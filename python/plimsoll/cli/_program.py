@@ -38,7 +38,7 @@ def train(recipe: str | os.PathLike[str], *, data: str | os.PathLike[str] = "", 
              student_vgae_hidden_dims=[80, 40, 16], … They override those of `config`.
     config:  a file (.toml or .json), or the name of a preset ("small").
     Returns: the summary of `plimsoll train --json`: for cosir status, step, epoch, loss, rows_per_second,
-             peak_resident_bytes, recall, state_sha256, …; {} on all ranks but the first. A run that
+             peak_resident_bytes, recall, state_sha256, …; {} on ranks that only help the first (cosir, can-kd). A run that
              ended before its last step has status "stopped" and stop_cause "asked" or "memory" (exit
              status 3 of the program). Its stop_reason names a limit to resume with.
 

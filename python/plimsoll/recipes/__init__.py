@@ -385,7 +385,7 @@ class _Work:
         summary = {"status": "stopped" if stop else "finished", "run": out, **stop, "step": run.steps_made,
                    "epoch": run.epoch, "seconds": status["seconds"], "limit_bytes": status["limit_bytes"],
                    "peak_resident_bytes": status["peak_resident_bytes"], **(said or {})}
-        return _json_of(summary), _text_of(summary), stop.get("stop_cause") == "memory"
+        return _json_of(summary), _text_of(summary) if run.is_writer else "", stop.get("stop_cause") == "memory"
 
     def _note_file(self, run: Run, before: dict[str, str]) -> None:
         """Notes the recipe's file among the run's events, and tells of one that is another than at the last start."""

@@ -87,17 +87,17 @@ def import_pairs(images: _Path, out: _Path, *, model: _Path, batch_size: int = 3
             raise ValueError(f"{name}: {value} is below {least}")
     if dtype not in _DTYPES:
         raise ValueError(f"dtype: {dtype!r} is none of {', '.join(_DTYPES)}")
-    libraries()
-    with ImageSet(images) as pictures:
+    with _Admission(governor) as admission, ImageSet(images) as pictures:
+        libraries()
         options = {"batch_size": batch_size, "dtype": dtype, "errors_max": errors_max}
         name = digest([_VERSION, options, pictures.fingerprint, len(pictures), _sums(pathlib.Path(model))])
         with _Work(pathlib.Path(out), name, rebuild) as work:
             reused = work.whole
             if not reused:
-                with _Admission(governor) as admission:
-                    with governor.reserve(_QUEUE_BYTES):  # Of the images ahead, which are to fit beside.
-                        encoder = _Encoder(os.fspath(model), batch_size, governor)
-                    _Import(pictures, work, encoder, options).run(governor, threads, progress, admission)
+                with governor.reserve(_QUEUE_BYTES):  # Of the images ahead, which are to fit beside.
+                    encoder = _Encoder(os.fspath(model), batch_size, governor)
+                _Import(pictures, work, encoder, options).run(governor, threads, progress, admission)
+                admission.over = True  # Where no row was left, too.
                 work.finish(governor, dtype)
             said = work.said
     return {**json.loads(_core.describe(os.fspath(out))), "odd": said["odd"], "keys": said["keys"], "reused": reused,
@@ -236,7 +236,10 @@ class _Encoder:
 
 
 class _Admission:
-    """Turns MemoryPressure before the first batch into a BudgetExceeded that names a sufficient limit."""
+    """Turns MemoryPressure before the first batch into a BudgetExceeded that names a sufficient limit.
+
+    It is around all else: the watcher's stop may come at any instruction, also while another refusal is on its way out.
+    """
 
     def __init__(self, governor: Governor) -> None:
         self._governor, self.over = governor, False
