@@ -192,7 +192,7 @@ int report(const Error& error, int status) {
 }
 
 void print(const std::string& text) {
-  // In one call: of `python -u` and torchrun each is a write of its own, between those of other ranks.
+  // In one call: under `python -u` and torchrun each call is a write, among those of other ranks.
   const std::string line = text.ends_with('\n') ? text : text + '\n';
   if (std::fwrite(line.data(), 1, line.size(), stdout) != line.size() || std::fflush(stdout) != 0) {
     print_problem = errno;
