@@ -15,8 +15,19 @@ def test_random_models_and_limits():
     run_checks("random")
 
 
+def test_random_runs_of_recipes_trainers_and_loops():
+    run_checks("random_runs")
+
+
 @pytest.mark.slow
 def test_a_thousand_random_models_and_limits(monkeypatch):
     monkeypatch.setenv("PLIMSOLL_RANDOM_RUNS", "1000")
     monkeypatch.setenv("PLIMSOLL_RANDOM_SEED", "47")
     run_checks("random", seconds=3600)
+
+
+@pytest.mark.slow
+def test_two_hundred_random_runs_of_recipes_trainers_and_loops(monkeypatch):
+    monkeypatch.setenv("PLIMSOLL_RANDOM_RUNS", "200")
+    monkeypatch.setenv("PLIMSOLL_RANDOM_SEED", "47")
+    run_checks("random_runs", seconds=3600)
