@@ -59,6 +59,14 @@ def test_the_limit_covers_context_and_cache_and_ends_with_the_governor(limit, si
     torch.empty(800 * MIB, dtype=torch.uint8, device="sim")
 
 
+def test_what_only_a_cycle_holds_takes_nothing_of_it():
+    kept = [torch.empty(200 * MIB, dtype=torch.uint8, device="sim")]
+    kept.append(kept)
+    del kept
+    with governor(CONTEXT + 60 * MIB) as held:
+        assert held.devices["sim"].allocated_bytes < 40 * MIB
+
+
 def test_without_a_size_it_is_most_of_what_is_free():
     with governor("") as held:
         line = held.devices["sim"]

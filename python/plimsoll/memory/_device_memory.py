@@ -5,6 +5,7 @@ Threads: as the device's allocator.   Memory: the device's context, and the work
 """
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -66,6 +67,8 @@ class DeviceMemory:
         square = torch.ones(8, 8, device=self._device)
         (square @ square).sum().item()  # Makes the context, and the workspace of matrix products.
         del square
+        if int(module.memory_allocated(self._index)):
+            gc.collect()  # Of an earlier run, whose objects may refer to each other.
         self._reset_peak()  # Cached memory is not counted.
         self._peak = 0  # Most reserved bytes before the last begin_peak().
         free, total = module.mem_get_info(self._index)
