@@ -321,6 +321,24 @@ with plimsoll.Governor("1GiB", foreign_bytes="32MiB") as governor:
     assert 140 <= int(out) <= 260
 
 
+def test_what_was_admitted_is_not_refused_later_for_its_margin(monkeypatch):
+    """As where a run's second phase begins, whose steps were admitted before the first. A margin is a sixteenth of the peak."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("plimsoll._torch")
+    model = torch.nn.Linear(500, 500)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    batch = torch.ones(20_000, 500)
+    with plimsoll.Governor("2GiB", foreign_bytes="1GiB") as governor:
+        def admitted():
+            return plimsoll.TrainingStep(model, optimizer, loss="mean").admit(batch, lambda x: model(x).square().mean())
+        promised = admitted()
+        monkeypatch.setattr(type(governor), "tensor_room", lambda _: promised - promised // 50)
+        assert admitted() == promised
+        monkeypatch.setattr(type(governor), "tensor_room", lambda _: promised - promised // 10)
+        with pytest.raises(plimsoll.BudgetExceeded, match="a step of 20000 rows is not admitted"):
+            admitted()
+
+
 class Rows:
     """A data set over a tensor that was made in the parent, in the arena."""
 

@@ -83,7 +83,8 @@ class Admission:
                 if refusal is None and peaks[name] > device.room_bytes:
                     raise device.refusal(f"{what} is not admitted", peaks[name])
             needed, room = extension.with_margin(peak), governor.tensor_room()
-            if self._options.handed.goes_on and peak <= room:  # Memory held before the first lease varies from start to start.
+            # What was admitted before is not refused for its margin: memory without a lease varies from start to start, and grows a little.
+            if (self._options.handed.goes_on or needed <= promised) and peak <= room:
                 needed = min(needed, room)
             if refusal or needed > room:
                 why = refusal or f"it needs {format_bytes(needed)}, and {format_bytes(room)} is left"
@@ -91,8 +92,8 @@ class Admission:
                 raise self._need.refused(f"{what} is not admitted: {why}", whole, "")
             return int(needed)
 
-        agreed = self._options.agreed
-        needed, promised = agreed(needed_of), governor.ledger().pools["tensors"].floor_bytes
+        agreed, promised = self._options.agreed, governor.ledger().pools["tensors"].floor_bytes
+        needed = agreed(needed_of)
         agreed(lambda: governor.promise(needed - promised, "tensors") if needed > promised else None)
         self.admitted_bytes = max(needed, promised)
         self._events.append({"event": "admitted", "rows": rows, "peak_bytes": peak,
