@@ -83,8 +83,8 @@ class Admission:
                 if refusal is None and peaks[name] > device.room_bytes:
                     raise device.refusal(f"{what} is not admitted", peaks[name])
             needed, room = extension.with_margin(peak), governor.tensor_room()
-            # What was admitted before is not refused for its margin: memory without a lease varies from start to start, and grows a little.
-            if (self._options.handed.goes_on or needed <= promised) and peak <= room:
+            # What is promised already is not refused for its margin: memory without a lease varies from start to start, and grows a little.
+            if (self._options.handed.goes_on or peak <= promised) and peak <= room:
                 needed = min(needed, room)
             if refusal or needed > room:
                 why = refusal or f"it needs {format_bytes(needed)}, and {format_bytes(room)} is left"

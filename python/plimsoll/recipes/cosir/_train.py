@@ -127,6 +127,8 @@ class Training:
     def _admit_phase2(self) -> None:
         """Rehearses the largest step of phase 2, so that it is not refused after phase 1. Errors: BudgetExceeded."""
         options, trained = self.options, [one for one in self.model.parameters() if one.requires_grad]
+        # What is there in phase 2: the moments of phase 1, and what a step writes, which a run of two optimizers keeps until the batch is over.
+        beside = [torch.zeros_like(one) for one in [*trained, *trained, *self.classifier.parameters()]]
         self.model.requires_grad_(False)
         try:
             phase2 = Phase2(self.model, self.classifier, options.temperature, options.seed, 1.0, self.device)
@@ -134,12 +136,14 @@ class Training:
             admitted = step.admit(self.pairs.first(min(self.batch_size, self.pairs.rows)), phase2.loss)
             self.run.event("rehearsed", phase=2, admitted_bytes=admitted)
         finally:
+            del beside
             for one in trained:
                 one.requires_grad_(True)
 
     def _train_phase2(self) -> Phase2:
         """Makes the epochs of phase 2, in which everything of phase 1 is frozen."""
         run, options, pairs = self.run, self.options, self.pairs
+        self.optimizer.zero_grad(set_to_none=True)
         self.model.requires_grad_(False)
         radius = self._evaluation().radius_quantile(0.5)
         phase2 = Phase2(self.model, self.classifier, options.temperature, options.seed, radius, self.device)
