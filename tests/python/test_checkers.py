@@ -53,5 +53,5 @@ def test_mypy_finds_nothing():
 ])
 def test_mypy_finds_what_was_planted(tmp_path, code, planted):
     (tmp_path / "planted.py").write_text(planted)
-    done = mypy("--config-file", "pyproject.toml", "--cache-dir", str(tmp_path / "cache"), str(tmp_path / "planted.py"))
+    done = mypy("--config-file", "pyproject.toml", str(tmp_path / "planted.py"))
     assert done.returncode == 1 and f"[{code}]" in done.stdout, done.stdout + done.stderr
