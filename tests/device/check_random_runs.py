@@ -110,7 +110,7 @@ class Numbers:
 def looped(_, dice):
     """A loop of one's own around plimsoll.Run."""
     seed, width, rows, layers = dice.randrange(1000), dice.choice([64, 300, 1000]), dice.choice([8, 64, 500]), dice.randint(1, 4)
-    brought, fused, keeps = dice.random() < 0.5, dice.random() < 0.5, dice.choice([None, 1.0])
+    brought, fused, clip_norm = dice.random() < 0.5, dice.random() < 0.5, dice.choice([None, 1.0])
 
     def train(out, limit):
         with plimsoll.Run(out, memory_limit="4GiB", foreign_bytes="2GiB", device_memory_limit=limit, seed=seed, compute_threads=1) as run:
@@ -121,7 +121,7 @@ def looped(_, dice):
             run.track(model=model, optimizer=optimizer)
             loader = run.loader(Numbers(6 * rows - 1, width), batch_size=rows, device="sim" if brought else None)
             for batch in run.steps(loader, epochs=1, progress=False, largest=torch.zeros(rows, width, device="sim" if brought else "cpu")):
-                run.step(lambda x: model(x.to("sim")).square().mean(), batch, loss="mean", clip_norm=keeps)
+                run.step(lambda x: model(x.to("sim")).square().mean(), batch, loss="mean", clip_norm=clip_norm)
             return digest_of(list(model.state_dict().values()), states(optimizer))
     return train
 
@@ -143,7 +143,9 @@ def outcome(places, seed):
     try:
         again = train(out, limit)
     except (torch.OutOfMemoryError, plimsoll.BudgetExceeded) as refused:
-        assert not out.exists() or plimsoll.status(out)["step"] <= 1, (seed, kind.__name__, limit, refused)  # The step it ended in.
+        if out.exists():
+            ended = plimsoll.status(out)  # Its step is the one that it ended in.
+            assert ended["step"] <= 1 and ended["checkpoint_step"] <= 0, (seed, kind.__name__, limit, refused)
         return kind.__name__, "refused"
     else:
         assert again == bits, (seed, kind.__name__, limit)

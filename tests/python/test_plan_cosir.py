@@ -109,9 +109,22 @@ def test_phase_2_is_admitted_before_the_first_step_of_phase_1(trains, call, smal
     assert names(run).index("rehearsed") < names(run).index("step") and names(run).count("step") == 10
 
 
+def test_phase_2_is_rehearsed_beside_what_is_there_when_it_begins(trains, call, small_data, tmp_path):
+    """With few rows a step, the classifier's weights and what is kept of them count."""
+    done = call("train", "cosir", "--data", small_data, "--out", tmp_path / "run", "--batch-size", "200", "--gradient-caching", "true", "--epochs", "1",
+                "--phase2-epochs", "1", "--eval-pairs", "0", "--memory-limit", "2GiB")
+    assert done.status == 0, done.err
+    rehearsed, _, again = (one for one in events(tmp_path / "run") if one["event"] in ("rehearsed", "admitted"))
+    assert again["peak_bytes"] <= rehearsed["admitted_bytes"]
+
+
+def events(run):
+    return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+
+
 def names(run):
     """The names of a run's events."""
-    return [json.loads(line)["event"] for line in (run / "events.jsonl").read_text().splitlines()]
+    return [one["event"] for one in events(run)]
 
 
 def planned_in_python(**options):

@@ -127,7 +127,7 @@ class Training:
     def _admit_phase2(self) -> None:
         """Rehearses the largest step of phase 2, so that it is not refused after phase 1. Errors: BudgetExceeded."""
         options, trained = self.options, [one for one in self.model.parameters() if one.requires_grad]
-        # What is there in phase 2: the moments of phase 1, and what a step writes, which a run of two optimizers keeps until the batch is over.
+        # Phase 2 begins beside the moments of phase 1. A run of two optimizers copies what a step writes, and keeps it until the batch is over.
         beside = [torch.zeros_like(one) for one in [*trained, *trained, *self.classifier.parameters()]]
         self.model.requires_grad_(False)
         try:
@@ -143,7 +143,6 @@ class Training:
     def _train_phase2(self) -> Phase2:
         """Makes the epochs of phase 2, in which everything of phase 1 is frozen."""
         run, options, pairs = self.run, self.options, self.pairs
-        self.optimizer.zero_grad(set_to_none=True)
         self.model.requires_grad_(False)
         radius = self._evaluation().radius_quantile(0.5)
         phase2 = Phase2(self.model, self.classifier, options.temperature, options.seed, radius, self.device)
