@@ -19,6 +19,7 @@ from plimsoll.memory import _pinned
 from plimsoll.training._quantised import KINDS, QuantisedLinear
 from tests import device
 from tests.support import chat_models
+from tests.support.quick_collections import collections_are_quick, collections_are_whole_again  # noqa: F401  Fixtures.
 from tests.support.trained_bits import digest
 
 _pinned.DRIVERS["sim"] = device.host_driver

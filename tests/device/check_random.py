@@ -14,6 +14,7 @@ import plimsoll
 plimsoll.Governor("3GiB", foreign_bytes="1GiB").close()  # Before the first tensor of the device.
 
 from tests import device
+from tests.support.quick_collections import collections_are_quick, collections_are_whole_again  # noqa: F401  Fixtures.
 
 MIB = 1 << 20
 CONTEXT = 64 * MIB

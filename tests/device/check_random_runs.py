@@ -16,6 +16,7 @@ plimsoll.Governor("3GiB", foreign_bytes="1GiB").close()  # Before the first tens
 from plimsoll.memory import _pinned
 from tests import device
 from tests.support import chat_models, cosir_python, python_can_kd, trainer_programs, vision_models
+from tests.support.quick_collections import collections_are_quick, collections_are_whole_again  # noqa: F401  Fixtures.
 from tests.support.run_programs import digest_of, states
 
 _pinned.DRIVERS["sim"] = device.host_driver

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recipes chat and vision on the simulated device: the bits of the CPU, the device's limit kept, killed and gone on with."""
+import functools
 import gc
 import hashlib
 import json
 import pathlib
+import shutil
 
 import pytest
 import torch
@@ -16,11 +18,12 @@ from plimsoll.memory import _pinned
 from tests import device
 from tests.support import chat_models, vision_models
 from tests.support.killed_recipes import killed
+from tests.support.quick_collections import collections_are_quick, collections_are_whole_again  # noqa: F401  Fixtures.
 
 _pinned.DRIVERS["sim"] = device.host_driver
 MIB = 1 << 20
 QUICK = {"memory_limit": "4GiB", "foreign_bytes": "2GiB", "compute_threads": 1, "progress": False, "sequence_length": 64, "lora_r": 4,
-         "accumulate": 2, "lr": 1e-2, "seed": 3, "lora_dropout": 0.2, "checkpoint_every_n_steps": 4}
+         "accumulate": 2, "lr": 1e-2, "seed": 3, "lora_dropout": 0.2, "checkpoint_every_n_steps": 4, "held_out": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +37,22 @@ def folders(tmp_path_factory):
     """By recipe: (the model, the data)."""
     root = tmp_path_factory.mktemp("tiny")
     chat_models.make_model(root / "chat")
-    chat_models.make_tokens(root / "chats.tokens", root / "chat", rows=40)
+    chat_models.make_tokens(root / "chats.tokens", root / "chat", rows=18)
     vision_models.make_model(root / "vision")
-    vision_models.make_set(root / "pictures", 24)
+    vision_models.make_set(root / "pictures", 16)
     return {"chat": (root / "chat", root / "chats.tokens"), "vision": (root / "vision", root / "pictures")}
+
+
+@pytest.fixture(scope="module")
+def whole(folders, tmp_path_factory):
+    """By recipe: (the folder of an undisturbed run on the device, its summary), made once. Whoever goes on with it takes a copy."""
+    device.configure(capacity=1 << 30, context=64 * MIB, fraction=1.0)
+
+    @functools.cache
+    def run(recipe):
+        out = tmp_path_factory.mktemp(recipe) / "run"
+        return out, plimsoll.train(recipe, out=out, **given(folders, recipe, device="sim"))
+    return run
 
 
 def given(folders, recipe, **options):
@@ -76,40 +91,38 @@ def test_a_recipe_trains_on_the_device_to_the_bits_of_the_cpu(recipe, options, f
     assert torch.accelerator.memory_allocated() == 0  # The run left nothing there.
 
 
-@pytest.mark.parametrize("recipe", ["chat", "vision"])
-def test_killed_on_the_device_it_ends_in_the_same_bits(recipe, folders, tmp_path):
-    options = given(folders, recipe, device="sim")
-    whole = plimsoll.train(recipe, out=tmp_path / "whole", **options)
-    killed(recipe, 6, modules=["tests.device"], **options, out=tmp_path / "killed")
+@pytest.mark.parametrize("recipe", ["chat", pytest.param("vision", marks=pytest.mark.slow)])
+def test_killed_on_the_device_it_ends_in_the_same_bits(recipe, folders, whole, tmp_path):
+    run, told = whole(recipe)
+    killed(recipe, 6, modules=["tests.device"], **given(folders, recipe, device="sim"), out=tmp_path / "killed")
     again = plimsoll.resume(tmp_path / "killed", progress=False)
-    assert digest(tmp_path / "killed") == digest(tmp_path / "whole") and again["held_out_loss"] == whole["held_out_loss"]
+    assert told["step"] > 6 and told["held_out_loss"] > 0
+    assert digest(tmp_path / "killed") == digest(run) and again["held_out_loss"] == told["held_out_loss"]
 
 
 @pytest.mark.parametrize("recipe", ["chat", "vision"])
-def test_streamed_weights_end_in_the_bits_of_resident_ones(recipe, folders, tmp_path):
-    options = given(folders, recipe, device="sim")
-    plimsoll.train(recipe, out=tmp_path / "resident", **options)
+def test_streamed_weights_end_in_the_bits_of_resident_ones(recipe, folders, whole, tmp_path):
+    options, (resident, _) = given(folders, recipe, device="sim"), whole(recipe)
     with device.order_checked():
         plimsoll.train(recipe, out=tmp_path / "streamed", weights="streamed", **options)
     gc.collect()
     assert torch.accelerator.memory_allocated() == 0  # Nothing keeps the model but itself.
     killed(recipe, 6, modules=["tests.device"], **options, weights="streamed", out=tmp_path / "killed")
     plimsoll.resume(tmp_path / "killed", progress=False)
-    assert digest(tmp_path / "streamed") == digest(tmp_path / "resident") == digest(tmp_path / "killed")
+    assert digest(tmp_path / "streamed") == digest(resident) == digest(tmp_path / "killed")
 
 
-def test_a_run_of_the_device_goes_on_elsewhere_only_if_told_to(folders, tmp_path):
-    options = given(folders, "chat")
-    plimsoll.train("chat", out=tmp_path / "run", **options)
+def test_a_run_of_the_device_goes_on_elsewhere_only_if_told_to(whole, tmp_path):
+    shutil.copytree(whole("chat")[0], tmp_path / "run")
     with pytest.raises(ValueError, match="model is on cpu and was on sim"):
         plimsoll.resume(tmp_path / "run", device="cpu", progress=False)
     again = plimsoll.resume(tmp_path / "run", device="cpu", progress=False, accept_other_processor=True)
     assert again["status"] == "finished" and events(tmp_path / "run", "setting")[-1]["is"] == "cpu"
 
 
-def test_it_is_evaluated_on_the_device_and_exported_from_anywhere(folders, tmp_path):
-    options = given(folders, "chat")
-    made = plimsoll.train("chat", out=tmp_path / "run", **options)
+def test_it_is_evaluated_on_the_device_and_exported_from_anywhere(whole, tmp_path):
+    run, made = whole("chat")
+    shutil.copytree(run, tmp_path / "run")
     assert plimsoll.evaluate(tmp_path / "run")["held_out_loss"] == made["held_out_loss"]
     plimsoll.export(tmp_path / "run", out=tmp_path / "merged", merge=True)
     assert (tmp_path / "merged/config.json").exists()

@@ -15,6 +15,7 @@ from plimsoll.memory import _pinned
 from plimsoll.training import _device_ring, _weight_files
 from tests import device
 from tests.support.parts import HOW, bits_of, made
+from tests.support.quick_collections import collections_are_quick, collections_are_whole_again  # noqa: F401  Fixtures.
 from tests.support.waits import forget_frames, left_out
 
 _pinned.DRIVERS["sim"] = device.host_driver

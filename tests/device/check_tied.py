@@ -12,6 +12,7 @@ plimsoll.Governor("3GiB", foreign_bytes="1GiB").close()  # Before the first tens
 from plimsoll.memory import _pinned
 from tests import device
 from tests.support import tied_models
+from tests.support.quick_collections import collections_are_quick, collections_are_whole_again  # noqa: F401  Fixtures.
 from tests.support.tied_models import TIES, Net, trained
 
 _pinned.DRIVERS["sim"] = device.host_driver

@@ -7,8 +7,20 @@ import sys
 
 import pytest
 
+from tests.support.forked import first_of_loops  # noqa: F401  Fixture.
+
 pytest.importorskip("torch")
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
+
+
+@pytest.fixture
+def forked(first_of_loops):
+    """smoke(), of a benchmark that computes in its own process."""
+    def smoke(name, folder, *words):
+        done = first_of_loops.run(BENCH / name / "run.py", "--smoke", "--directory", folder, *words)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+    return smoke
 
 
 def smoke(name, folder, *words):
@@ -18,15 +30,15 @@ def smoke(name, folder, *words):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_the_replay_gives_the_right_answer(tmp_path):
-    result = smoke("w0_compat", tmp_path)
+def test_the_replay_gives_the_right_answer(forked, tmp_path):
+    result = forked("w0_compat", tmp_path)
     assert result["name"] == "w0_compat" and result["commits"] == 4 and result["hit_rate"] == 1.0
     assert set(result["peers"]) == {f"original_{name}_ms" for name in ("before", "after", "quick")}
 
 
 @pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.slow), "2"])
-def test_a_loop_in_a_run_ends_with_the_model_of_the_bare_loop(tmp_path, workers):
-    result = smoke("run_overhead", tmp_path, "--workers", workers)
+def test_a_loop_in_a_run_ends_with_the_model_of_the_bare_loop(forked, tmp_path, workers):
+    result = forked("run_overhead", tmp_path, "--workers", workers)
     assert result["name"] == "run_overhead" and result["peers"]["pairs"] == 2
     assert result["peers"]["bare_ms"] > 0 < result["value"]
     assert not list(tmp_path.iterdir())
@@ -59,8 +71,8 @@ def test_ranks_send_over_links_what_the_model_says(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_commit_beside_the_loop_holds_what_the_loop_had(tmp_path):
-    result = smoke("run_commit_stall", tmp_path)
+def test_a_commit_beside_the_loop_holds_what_the_loop_had(forked, tmp_path):
+    result = forked("run_commit_stall", tmp_path)
     assert result["name"] == "run_commit_stall" and result["peers"]["commits"] == 4
     assert result["peers"]["by_hand_ms_p50"] > 0 < result["value"]
 
@@ -75,14 +87,14 @@ def test_m05_cleaning_up_every_ten_steps_is_compared_in_fresh_processes_and_ends
     assert not list(tmp_path.iterdir())
 
 
-def test_the_chunked_cross_entropy_is_as_near_to_float64_as_torchs_and_takes_less(tmp_path):
-    result = smoke("w12_cross_entropy", tmp_path)
+def test_the_chunked_cross_entropy_is_as_near_to_float64_as_torchs_and_takes_less(forked, tmp_path):
+    result = forked("w12_cross_entropy", tmp_path)
     assert result["name"] == "w12_cross_entropy" and 0 < result["value"] < 1
     assert 0 < result["peers"]["error_of_gradient"] <= 1.5 * result["peers"]["plain_error_of_gradient"]
 
 
-def test_streamed_weights_have_the_bits_of_resident_ones(tmp_path):
-    result = smoke("w11_streamed_weights", tmp_path)
+def test_streamed_weights_have_the_bits_of_resident_ones(forked, tmp_path):
+    result = forked("w11_streamed_weights", tmp_path)
     assert result["name"] == "w11_streamed_weights" and result["value"] > 0
     assert result["peers"]["stall_seconds_a_step"] >= 0 and not list(tmp_path.iterdir())
 
@@ -149,8 +161,8 @@ def test_images_have_the_pixels_of_the_decoders_and_processors_beside(tmp_path):
     assert {"plimsoll", "datasets_0", "datasets_2"} <= set(result["peers"]["fed_per_second"]) and not list(tmp_path.iterdir())
 
 
-def test_shuffled_features_are_the_records_that_were_written_from_everyone(tmp_path):
-    result = smoke("feature_reads", tmp_path)
+def test_shuffled_features_are_the_records_that_were_written_from_everyone(forked, tmp_path):
+    result = forked("feature_reads", tmp_path)
     assert result["name"] == "feature_reads" and result["value"] > 0
     rates = result["peers"]["mib_per_second"]
     assert (len(rates["store"]), len(rates["disk"])) == (1, 2) and rates["memmap"][0]["ahead"] > 0
@@ -158,14 +170,14 @@ def test_shuffled_features_are_the_records_that_were_written_from_everyone(tmp_p
     assert result["peers"]["records"] == 36 * 256
 
 
-def test_data_gib_is_how_much_is_written_and_read(tmp_path):
-    result = smoke("feature_reads", tmp_path, "--data-gib", "0.0625")
+def test_data_gib_is_how_much_is_written_and_read(forked, tmp_path):
+    result = forked("feature_reads", tmp_path, "--data-gib", "0.0625")
     assert result["peers"]["records"] == 64 * 256 and result["peers"]["data_gib"] == 0.06
 
 
 @pytest.mark.parametrize("words", [("--parts", "5"), ("--ragged",)])
-def test_features_in_parts_and_ragged_ones_are_read_beside_the_disk_alone(tmp_path, words):
-    result = smoke("feature_reads", tmp_path, *words)
+def test_features_in_parts_and_ragged_ones_are_read_beside_the_disk_alone(forked, tmp_path, words):
+    result = forked("feature_reads", tmp_path, *words)
     rates = result["peers"]["mib_per_second"]
     assert set(rates) == {"disk", "store"} and min(turn["ahead"] for turn in rates["store"]) > 0
     assert 0.5 < result["peers"]["bytes_read_to_delivered"] < 1.5 and not list(tmp_path.iterdir())

@@ -18,6 +18,7 @@ import plimsoll
 
 from plimsoll.training._checkpoint import read
 from tests.support.can_traffic import write_traffic
+from tests.support.forked import first, forked  # noqa: F401  Fixtures.
 from tests.support.named_limits import named_in, until_it_does
 from tests.support.sealed import seal_toml
 
@@ -45,16 +46,15 @@ def traffic(tmp_path_factory, program):
 
 
 @pytest.fixture
-def train(trains, call, traffic, tmp_path):
+def train(forked, traffic, tmp_path):
     """Trains into tmp_path/NAME, or goes on there, and returns the summary; options come last."""
     def run(name, *options, data=traffic, limit="1GiB"):
         if (tmp_path / name / "run.toml").exists():
             pairs = [word for flag, value in zip(options[::2], options[1::2])
                      for word in ("--set", f"{flag.removeprefix('--').replace('-', '_')}={value}")]
-            done = call("resume", tmp_path / name, "--memory-limit", limit, "--quiet", "--json", *pairs)
+            done = forked("resume", tmp_path / name, "--memory-limit", limit, "--quiet", "--json", *pairs)
         else:
-            done = call("train", "can-kd", "--data", data, "--out", tmp_path / name, "--memory-limit",
-                        limit, *SMALL, *options)
+            done = forked("train", "can-kd", "--data", data, "--out", tmp_path / name, "--memory-limit", limit, *SMALL, *options)
         assert done.status == 0, done.err
         return json.loads(done.out.splitlines()[-1])
     return run
@@ -261,31 +261,28 @@ IDENTITY = [  # (stage, options that must change the bits)
 ]
 
 
-@pytest.fixture(scope="session")
-def plain(traffic, program, tmp_path_factory):
+@pytest.fixture(scope="module")
+def plain(forked, traffic, tmp_path_factory):
     """state_sha256 of one untouched run of a stage."""
     known = {}
 
     def state(stage, *options, role="teacher"):
         key = (stage, role, options)
         if key not in known:
-            out = tmp_path_factory.mktemp("plain") / "run"
-            done = subprocess.run([program, "train", "can-kd", "--data", str(traffic), "--out",
-                                   str(out), "--memory-limit", "1GiB", *SMALL, "--stage", stage,
-                                   "--model-size", role, *options],
-                                  text=True, capture_output=True, check=False)
-            assert done.returncode == 0, done.stderr
-            known[key] = json.loads(done.stdout.splitlines()[-1])["state_sha256"]
+            done = forked("train", "can-kd", "--data", traffic, "--out", tmp_path_factory.mktemp("plain") / "run", "--memory-limit", "1GiB",
+                          *SMALL, "--stage", stage, "--model-size", role, *options)
+            assert done.status == 0, done.err
+            known[key] = json.loads(done.out.splitlines()[-1])["state_sha256"]
         return known[key]
     return state
 
 
 @pytest.mark.parametrize("stage, options", IDENTITY, ids=lambda v: v if isinstance(v, str) else v[-2])
-def test_an_option_that_decides_the_bits_changes_them(trains, plain, stage, options):
+def test_an_option_that_decides_the_bits_changes_them(plain, stage, options):
     assert plain(stage, *options) != plain(stage)
 
 
-def test_checkpointing_layers_changes_no_bit(trains, plain):
+def test_checkpointing_layers_changes_no_bit(plain):
     for stage in ("normal", "autoencoder"):
         assert plain(stage, "--gradient-checkpointing", "false") == plain(stage)
 
@@ -297,7 +294,7 @@ DISTILLED = [("normal", ["--kd-alpha", "0.2"]), ("normal", ["--kd-temperature", 
 
 
 @pytest.mark.parametrize("stage, options", DISTILLED, ids=lambda v: v if isinstance(v, str) else v[-2])
-def test_an_option_of_distillation_changes_the_student(trains, plain, stage, options):
+def test_an_option_of_distillation_changes_the_student(plain, stage, options):
     assert plain(stage, *options, role="both") != plain(stage, role="both")
 
 
@@ -318,7 +315,7 @@ def test_a_resumed_student_asks_the_teacher_it_began_with(train, program, call, 
     run = tmp_path / "run"
     child = subprocess.Popen([program, "train", "can-kd", "--data", str(traffic), "--out", str(run),
                               "--memory-limit", "1GiB", *SMALL, "--stage", "normal", "--model-size",
-                              "student", "--max-epochs", "200", "--checkpoint-every-n-steps", "1",
+                              "student", "--max-epochs", "40", "--checkpoint-every-n-steps", "1",
                               "--teacher-path", str(tmp_path / "first")],
                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while child.poll() is None and steps_done(run) < 5:

@@ -12,6 +12,8 @@ import pytest
 
 import plimsoll
 
+from tests.support.forked import first, forked  # noqa: F401  Fixtures.
+
 from test_can_kd import SMALL as CPP_SMALL, events, train, traffic  # noqa: F401  Fixtures.
 from test_cli import call, trains  # noqa: F401  Fixtures.
 

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from tests.support.forked import first, forked  # noqa: F401  Fixtures.
+
 from test_can_kd import train, traffic  # noqa: F401  Fixtures.
 from test_cli import call, trains  # noqa: F401  Fixtures.
 

@@ -14,6 +14,8 @@ import pytest
 
 import plimsoll
 
+from tests.support.forked import first, forked  # noqa: F401  Fixtures.
+
 from test_can_kd import train, traffic  # noqa: F401  Fixtures.
 from test_can_kd_fusion import SMALL, same
 from test_can_kd_teacher_file import as_original

@@ -22,6 +22,7 @@ from plimsoll.recipes.tuning._model import made_within
 from tests.support import chats
 from tests.support.cgroup import MemoryCgroup
 from tests.support.chat_models import KINDS, make_model, make_tokens, make_wide_model
+from tests.support.quick_collections import collections_are_quick, collections_are_whole_again  # noqa: F401  Fixtures.
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MIB = 1 << 20

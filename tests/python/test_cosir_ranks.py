@@ -14,6 +14,8 @@ from plimsoll.core import _torch_gate
 if _torch_gate.load_if_torch_imported() is None:
     pytest.skip("plimsoll was built without torch", allow_module_level=True)
 
+# An optimizer imports torch._dynamo: each rank would.
+SCENARIOS = "import runpy, torch._dynamo; runpy.run_module('tests.support.cosir_ranks', run_name='__main__', alter_sys=True)"
 ROWS, STEPS = 5300, 9  # Two epochs of two or three steps and one of phase 2: of four tiles, and at the end of an epoch of two.
 
 
@@ -26,7 +28,7 @@ def folder(tmp_path_factory):
 def ends(program, folder):
     subprocess.run([program, "synth", "cosir", "--rows", str(ROWS), "--image-dim", "40", "--text-dim", "24", "--out", folder / "data"],
                    check=True, capture_output=True)
-    done = subprocess.run([sys.executable, "-m", "tests.support.cosir_ranks", str(folder)], cwd=pathlib.Path(__file__).resolve().parents[2],
+    done = subprocess.run([sys.executable, "-c", SCENARIOS, str(folder)], cwd=pathlib.Path(__file__).resolve().parents[2],
                           text=True, capture_output=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-5000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -11,3 +11,8 @@ for name in ("transformers", "peft", "safetensors", "accelerate", "tokenizers", 
 
 def test_recipes_on_a_device():
     run_checks("recipes")
+
+
+@pytest.mark.slow
+def test_more_recipes_on_a_device():
+    run_checks("recipes", which="slow")

@@ -18,7 +18,7 @@ Image = pytest.importorskip("PIL.Image")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("plimsoll._torch")
 
-from tests.support import pictures
+from tests.support import forked, pictures
 from tests.support.cgroup import MemoryCgroup
 from tests.support.pair_models import make_pair_model
 
@@ -49,6 +49,12 @@ def images(tmp_path_factory):
     path = tmp_path_factory.mktemp("images") / "set"
     plimsoll.import_vision(rows, path)
     return path
+
+
+@pytest.fixture(scope="module")
+def first():
+    """That imports are forked from."""
+    yield from forked.held("transformers.models.clip.modeling_clip", "transformers.models.clip.image_processing_pil_clip")
 
 
 def kept_captions(row):
@@ -103,7 +109,7 @@ def test_features_are_those_of_transformers(governor, tmp_path, images, kind):
     assert not (tmp_path / "out.work").exists()
 
 
-def test_cosir_trains_on_what_was_made_from_images_directly(tmp_path, program, images, model):
+def test_cosir_trains_on_what_was_made_from_images_directly(first, tmp_path, program, images, model):
     """Done by the command line alone."""
     def call(*words):
         done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=300)
@@ -114,8 +120,8 @@ def test_cosir_trains_on_what_was_made_from_images_directly(tmp_path, program, i
     said = call(*main, "import", "pairs", "--images", images, "--model", model, "--out", tmp_path / "data", "--batch-size", 8,
                 "--memory-limit", "2GiB", "--quiet")
     assert "feature store" in said and "image" in said
-    again = json.loads(call(*main, "import", "pairs", "--images", images, "--model", model, "--out", tmp_path / "data",
-                            "--batch-size", 8, "--quiet", "--json"))
+    again = json.loads(first.run(forked.PROGRAM, "import", "pairs", "--images", images, "--model", model, "--out", tmp_path / "data",
+                                 "--batch-size", 8, "--quiet", "--json").stdout)
     assert again["reused"] is True and again["kind"] == "feature_store"
     call(program, "train", "cosir", "--data", tmp_path / "data", "--out", tmp_path / "run", "--memory-limit", "1GiB",
          "--epochs", 1, "--batch-size", 8, "--holdout", 2, "--quiet")
@@ -207,6 +213,7 @@ import os, signal, sys
 import torch
 import plimsoll
 from plimsoll.recipes.cosir import _pairs_import
+torch.set_num_threads(1)
 images, model, out, stop = sys.argv[1:]
 _pairs_import._COMMIT_SECONDS = 0
 stop, passed = int(stop), 0
@@ -227,12 +234,16 @@ print(made["rows"], passed)
 """
 
 
-def import_killed(images, model, out, stop=0, crash="", limit=None):
-    return subprocess.run([sys.executable, "-c", PROGRAM, *map(str, (images, model, out, stop))], capture_output=True,
-                          text=True, timeout=300, env=os.environ | {"PLIMSOLL_CRASH": crash, "OMP_NUM_THREADS": "1"})
+@pytest.fixture
+def import_killed(first, tmp_path):
+    (tmp_path / "imports.py").write_text(PROGRAM)
+
+    def start(images, model, out, stop=0, crash=""):
+        return first.run(tmp_path / "imports.py", images, model, out, stop, env=os.environ | {"PLIMSOLL_CRASH": crash})
+    return start
 
 
-def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path, images, model):
+def test_killed_anywhere_it_goes_on_to_the_same_bytes(import_killed, tmp_path, images, model):
     """At each sync and change of a name of its own, each time a little later; and while the store is written."""
     whole = import_killed(images, model, tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
@@ -250,7 +261,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path, images, model):
         assert files_of(out) == files_of(tmp_path / "whole") and not out.with_name(out.name + ".work").exists()
 
 
-def test_two_at_once_are_refused(tmp_path, images, model):
+def test_two_at_once_are_refused(import_killed, tmp_path, images, model):
     def tried(done, total):
         child = import_killed(images, model, tmp_path / "out")
         assert child.returncode == 1 and "another process is writing there" in child.stderr

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`plimsoll plan … --device`: the batch fits the device's limit too, and its refusals name the option."""
+import functools
 import json
 import math
 import re
@@ -20,7 +21,7 @@ WINDOW = 20
 @pytest.fixture(scope="module")
 def pairs(program, tmp_path_factory):
     folder = tmp_path_factory.mktemp("device") / "data"
-    subprocess.run([program, "synth", "cosir", "--rows", "60000", "--out", folder, "--seed", "0"],
+    subprocess.run([program, "synth", "cosir", "--rows", "20000", "--out", folder, "--seed", "0"],
                    check=True, capture_output=True)
     return ["cosir", "--data", folder, "--foreign-bytes", "64MiB", "--eval-pairs", "200"]
 
@@ -28,7 +29,7 @@ def pairs(program, tmp_path_factory):
 @pytest.fixture(scope="module")
 def graphs(program, tmp_path_factory):
     bus = tmp_path_factory.mktemp("device_bus")
-    write_traffic(bus / "train_01__flood.csv", 4, 14000 * WINDOW + 1, 5 * WINDOW)
+    write_traffic(bus / "train_01__flood.csv", 4, 1000 * WINDOW + 1, 5 * WINDOW)
     subprocess.run([program, "import", "can", bus, "--out", bus / "set", "--window", str(WINDOW),
                     "--stride", str(WINDOW)], check=True, capture_output=True)
     return ["can-kd", "--data", bus / "set", "--config", "small", "--stage", "normal",
@@ -36,13 +37,15 @@ def graphs(program, tmp_path_factory):
             "--gradient-checkpointing", "false", "--compute-threads", "2", "--scoring-chunk", "64"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plan(trains, call):
-    def run(recipe, *options, limit="1GiB"):
-        done = call("plan", *recipe, "--memory-limit", limit, "--json", *options)
+    """Plans by the program. What is asked for again is planned once."""
+    @functools.cache
+    def planned(*words):
+        done = call("plan", *words, "--json")
         assert done.status == 0, done.err
         return json.loads(done.out.splitlines()[-1])
-    return run
+    return lambda recipe, *options, limit="1GiB": planned(*recipe, "--memory-limit", limit, *options)
 
 
 def simulated(limit):
@@ -77,14 +80,14 @@ def test_a_smaller_device_limit_gives_a_smaller_batch_of_pairs(plan, pairs):
 
 
 def test_the_transfer_buffer_is_two_batches_of_the_hosts_limit(plan, call, pairs):
-    small, large = (plan(pairs, *simulated(limit)) for limit in ("40MiB", "100MiB"))
+    small, large = (plan(pairs, *simulated(limit)) for limit in ("40MiB", "70MiB"))
     # The ring holds batches, and two more are pinned.
     slots = {one["queue_bytes"] * 2 / one["pinned_bytes"] for one in (small, large)}
     assert len(slots) == 1 and slots.pop() in range(2, 64)
     assert small["pinned_bytes"] < large["pinned_bytes"]
     # Where the host holds the batch, what is pinned is not there for its step.
     refused = call("plan", *pairs, "--memory-limit", "8MiB")
-    tight = f"{math.ceil(float(re.search(r'([0-9.]+) MiB are held before', refused.err)[1])) + 64 + 140}MiB"
+    tight = f"{math.ceil(float(re.search(r'([0-9.]+) MiB are held before', refused.err)[1])) + 64 + 115}MiB"
     without, pinned = plan(pairs, limit=tight), plan(pairs, *simulated("64GiB"), limit=tight)
     assert pinned["batch_size"] < without["batch_size"]
 
@@ -102,15 +105,15 @@ def test_the_process_limit_that_a_refusal_names_counts_what_is_pinned(trains, ca
 
 
 def test_the_table_has_the_devices_lines(trains, call, pairs):
-    done = call("plan", *pairs, "--memory-limit", "1GiB", *simulated("100MiB"))
+    done = call("plan", *pairs, "--memory-limit", "1GiB", *simulated("40MiB"))
     assert done.status == 0, done.err
-    for words in ("simulated: ", " reserved, ", " allocated, ", " fragments; ", " of its 100.0 MiB with room", "  pinned "):
+    for words in ("simulated: ", " reserved, ", " allocated, ", " fragments; ", " of its 40.0 MiB with room", "  pinned "):
         assert words in done.out, done.out
     assert "simulated" not in call("plan", *pairs, "--memory-limit", "1GiB").out
 
 
 def test_every_choice_that_is_weighed_fits_the_device(plan, pairs):
-    found = plan(pairs, *simulated("100MiB"), "--choices", "--dim", "1024")
+    found = plan(pairs, *simulated("60MiB"), "--choices", "--dim", "1024")
     free = plan(pairs, "--choices", "--dim", "1024")
     sizes = {choice["options"]: choice["batch_size"] for choice in found["choices"]}
     for choice in free["choices"]:
@@ -130,7 +133,7 @@ def test_a_smaller_device_limit_gives_a_smaller_batch_of_graphs(trains, call, pl
             assert fits(task["device"])
             assert task["label"] == "bounded"
     assert all("device" not in task for task in host["tasks"].values())
-    done = call("plan", *graphs, "--memory-limit", "1GiB", *simulated(f"{4 * least}MiB"))
+    done = call("plan", *graphs, "--model-size", "student", "--memory-limit", "1GiB", *simulated(f"{4 * least}MiB"))
     assert "simulated: " in done.out and " reserved, " in done.out
 
 
@@ -159,10 +162,10 @@ def test_python_plans_for_a_device_too(trains, plan, pairs):
     plimsoll = pytest.importorskip("plimsoll")
     pytest.importorskip("torch")
     data = pairs[2]
-    told = planned_in_python(data=data, memory_limit="1GiB", eval_pairs=200, device="simulated",
-                             device_memory_limit="100MiB")
-    assert told["batch_size"] == plan(pairs, *simulated("100MiB"))["batch_size"]
+    options = {"data": data, "memory_limit": "1GiB", "eval_pairs": 200}
+    told, without = planned_in_python({**options, "device": "simulated", "device_memory_limit": "70MiB"}, options)
+    assert told["batch_size"] == plan(pairs, *simulated("70MiB"))["batch_size"]
     assert fits(told["device"]) and told["pinned_bytes"] > 0
-    assert "device" not in planned_in_python(data=data, memory_limit="1GiB", eval_pairs=200)
+    assert "device" not in without
     with pytest.raises(ValueError, match="--device-memory-limit"):
         plimsoll.plan("cosir", data=data, device="simulated")

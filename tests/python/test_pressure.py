@@ -328,7 +328,7 @@ def test_what_was_admitted_is_not_refused_later_for_its_margin(monkeypatch):
     model = torch.nn.Linear(500, 500)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     batch = torch.ones(20_000, 500)
-    with plimsoll.Governor("2GiB", foreign_bytes="1GiB") as governor:
+    with plimsoll.Governor("8GiB", foreign_bytes="1GiB") as governor:  # Whatever this process of many tests holds already.
         def admitted():
             return plimsoll.TrainingStep(model, optimizer, loss="mean").admit(batch, lambda x: model(x).square().mean())
         promised = admitted()

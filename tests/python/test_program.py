@@ -177,6 +177,16 @@ def test_the_disk_limit_counts_rows_and_checkpoints(pairs, tmp_path):
     assert held <= 64 << 20
 
 
+@pytest.mark.parametrize("words", [["train", "cosir", "--data", "x", "--out", "y", "--epochs", "0"], ["plan", "can-kd", "--batchsize", "4"],
+                                   ["resume", "nowhere"], ["eval", "nowhere"]])
+def test_what_is_wrong_with_the_words_is_said_without_loading_torch(tmp_path, words):
+    done = subprocess.run([sys.executable, "-X", "importtime", "-m", "plimsoll", *words], text=True, capture_output=True, timeout=300,
+                          check=False, cwd=tmp_path)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert done.returncode in (1, 2) and "plimsoll: error: " in done.stderr
+    assert "plimsoll.core._torch_gate" in imported and "torch" not in imported
+
+
 def test_other_recipes_and_missing_runs_are_named(tmp_path, pairs):
     with pytest.raises(ValueError, match="there is no recipe .chant."):
         plimsoll.train("chant", data=pairs, out=tmp_path / "run")

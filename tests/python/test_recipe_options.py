@@ -17,6 +17,7 @@ from plimsoll.cli._program import main
 from plimsoll.core._torch_settings import torch_settings
 from plimsoll.recipes._choices import table_of, weigh
 from tests.support.on_device import skip_without_torch
+from tests.support.quick_collections import collections_are_quick, collections_are_whole_again  # noqa: F401  Fixtures.
 
 skip_without_torch()
 

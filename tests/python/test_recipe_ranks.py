@@ -65,21 +65,24 @@ def words(data, out, **options):
             *[word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]]
 
 
-@pytest.fixture
-def alone(start, data, tmp_path):
+@pytest.fixture(scope="module")
+def alone(trains, program, data, tmp_path_factory):
     """What one process ends with."""
-    return ended(start(1, *words(data, tmp_path / "alone")))
+    done = subprocess.run([program, *map(str, words(data, tmp_path_factory.mktemp("alone") / "run"))], text=True, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("counts, options", [
-    ((1, 2, 4, 8), {}), ((1, 3), {"gradient_caching": "true", "projections": "false", "dim": 0, "phase2_epochs": 1})])
+@pytest.mark.parametrize("counts, options", [  # Plain ones of two ranks are those that torchrun starts again.
+    ((1, 3), {"gradient_caching": "true", "projections": "false", "dim": 0, "epochs": 2, "phase2_epochs": 1}),
+    pytest.param((1, 2, 4, 8), {}, marks=pytest.mark.slow)])
 def test_any_number_of_ranks_ends_in_the_bits_of_one_process(start, data, program, tmp_path, counts, options):
     if options:  # Without projections both sides are of one width.
         data = tmp_path / "data"
         subprocess.run([program, "synth", "cosir", "--rows", str(ROWS), "--image-dim", "24", "--text-dim", "24", "--out", data],
                        check=True, capture_output=True)
     sums = [ended(start(ranks, *words(data, tmp_path / f"run-{ranks}", **options))) for ranks in counts]
-    assert {one["step"] for one in sums} == {STEPS + 3 * options.get("phase2_epochs", 0)}
+    assert {one["step"] for one in sums} == {3 * (options.get("epochs", EPOCHS) + options.get("phase2_epochs", 0))}
     assert len({one["state_sha256"] for one in sums}) == 1
     assert len({one["loss"] for one in sums}) == 1
 
@@ -153,23 +156,32 @@ def killed(start, ranks, run, words_, chance):
         time.sleep(0.01)  # They end with their launcher.
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_another_number_of_ranks_goes_on_to_the_same_bits(start, data, tmp_path, alone, kills):
-    """Four ranks, two and eight in turn."""
-    chance, run, made = random.Random(kills), tmp_path / "killed", 0
+def killed_and_ended(start, folder, words_of, steps, kills, seed, counts):
+    """What a run ends with that so many ranks in turn began, were killed in, and another number of them ended."""
+    chance, run, made = random.Random(seed), folder / "killed", 0
     while made < kills:
-        killed(start, (4, 2, 8)[made % 3], run, words(data, run), chance)
-        if step_of(run) < STEPS:
+        killed(start, counts[made % len(counts)], run, words_of(run), chance)
+        if step_of(run) < steps:
             made += 1
         else:  # Too late: anew.
-            run = tmp_path / f"killed-{made}-{time.monotonic_ns()}"
-    last = ended(start((4, 2, 8, 1)[made % 4], *command(data, run)))
+            run = folder / f"killed-{made}-{time.monotonic_ns()}"
+    return ended(start((*counts, 1)[made % (len(counts) + 1)], *going_on(run, words_of(run))))
+
+
+@pytest.mark.parametrize("kills, seed, counts", [(1, 3, (3, 1)), pytest.param(30, 30, (4, 2, 8), marks=pytest.mark.slow)])
+def test_killed_at_any_moment_another_number_of_ranks_goes_on_to_the_same_bits(start, data, tmp_path, alone, kills, seed, counts):
+    """Seed 3 is rank 1's."""
+    last = killed_and_ended(start, tmp_path, lambda run: words(data, run), STEPS, kills, seed, counts)
     assert last["state_sha256"] == alone["state_sha256"] and last["step"] == STEPS
 
 
+STUDENT = ["--model-size", "student", "--use-kd", "false"]  # Half of the steps.
+
+
 @pytest.mark.parametrize("counts, options", [
-    ((1, 2, 4, 8), []), ((1, 3), ["--use-vgae-mining", "false", "--difficulty-cache-update", "1"])])
+    ((1, 3), ["--use-vgae-mining", "false", "--difficulty-cache-update", "1", *STUDENT]), pytest.param((1, 2, 4, 8), [], marks=pytest.mark.slow)])
 def test_any_number_of_ranks_of_can_kd_ends_in_the_bits_of_one_process(start, traffic, tmp_path, counts, options):
+    """What teachers and autoencoders add is in test_can_kd_ranks.py."""
     sums = [ended(start(ranks, *can_words(traffic, tmp_path / f"run-{ranks}", *options))) for ranks in counts]
     assert len({one["state_sha256"] for one in sums}) == 1
     assert len({json.dumps(one["models"]) + json.dumps(one["evaluation"]) for one in sums}) == 1
@@ -178,24 +190,18 @@ def test_any_number_of_ranks_of_can_kd_ends_in_the_bits_of_one_process(start, tr
     assert looks[0] and looks == [looks[0]] * len(counts)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_another_number_of_ranks_of_can_kd_goes_on_to_the_same_bits(start, traffic, tmp_path, kills):
-    alone = ended(start(1, *can_words(traffic, tmp_path / "alone")))
-    chance, run, made = random.Random(kills), tmp_path / "killed", 0
-    while made < kills:
-        killed(start, (4, 2, 8)[made % 3], run, can_words(traffic, run), chance)
-        if step_of(run) < alone["step"]:
-            made += 1
-        else:
-            run = tmp_path / f"killed-{made}-{time.monotonic_ns()}"
-    last = ended(start((4, 2, 8, 1)[made % 4], *going_on(run, can_words(traffic, run))))
+@pytest.mark.parametrize("kills, seed, counts, options", [(1, 8, (3, 1), STUDENT), pytest.param(20, 20, (4, 2, 8), [], marks=pytest.mark.slow)])
+def test_killed_at_any_moment_another_number_of_ranks_of_can_kd_goes_on_to_the_same_bits(start, traffic, tmp_path, kills, seed, counts, options):
+    """Seed 8 is the launcher's."""
+    alone = ended(start(1, *can_words(traffic, tmp_path / "alone", *options)))
+    last = killed_and_ended(start, tmp_path, lambda run: can_words(traffic, run, *options), alone["step"], kills, seed, counts)
     assert last["state_sha256"] == alone["state_sha256"] and last["step"] == alone["step"]
 
 
 def test_torchrun_starts_them_again_and_they_go_on(start, data, tmp_path, alone):
     """With the command that began the run: each rank is killed once."""
     run = tmp_path / "again"
-    process = start(2, *words(data, run, epochs=EPOCHS), restarts=2)
+    process = start(2, *words(data, run), restarts=2)
     for which in (1, 0):
         later(run, process)
         for pid in children(process.pid)[which:which + 1]:
@@ -219,7 +225,7 @@ def test_a_rank_that_is_stopped_is_ended_by_the_others(start, data, tmp_path, al
 
 def test_a_stop_of_all_is_a_commit_and_two_ranks_go_on(start, data, tmp_path, alone):
     run = tmp_path / "stopped"
-    process = start(4, *words(data, run))
+    process = start(3, *words(data, run))
     until = time.monotonic() + 120
     while step_of(run) < 1 and time.monotonic() < until:
         time.sleep(0.01)
@@ -251,17 +257,16 @@ def test_a_limit_that_moves_is_for_all_of_them(start, call, data, tmp_path):
 
 
 def test_a_limit_that_is_too_small_for_one_of_them_names_ranks_and_share(start, data, tmp_path):
-    process = start(4, *words(data, tmp_path / "small", memory_limit="600MiB"))
+    process = start(2, *words(data, tmp_path / "small", memory_limit="300MiB"))
     process.communicate(timeout=300)
     told = process.told.read_text()
     assert process.returncode != 0 and not (tmp_path / "small").exists()
-    assert "of 4" in told and "whose share of memory_limit is" in told, told
+    assert "of 2" in told and "whose share of memory_limit is" in told, told
 
 
-@pytest.mark.parametrize("recipe", ["cosir", "can-kd"])
-def test_a_batch_size_of_auto_is_refused_by_its_option(start, data, traffic, tmp_path, recipe):
-    process = start(2, *(words(data, tmp_path / "auto", batch_size="auto") if recipe == "cosir"
-                         else can_words(traffic, tmp_path / "auto", "--batch-size", "auto")))
+def test_a_batch_size_of_auto_is_refused_by_its_option(start, traffic, tmp_path):
+    """As test_cosir_ranks.py has it of the other recipe."""
+    process = start(2, *can_words(traffic, tmp_path / "auto", "--batch-size", "auto"))
     process.communicate(timeout=300)
     told = process.told.read_text()
     assert process.returncode != 0

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 import plimsoll
 from plimsoll import recipes
 from plimsoll.core import _torch_gate
+from tests.support.forked import PROGRAM, First
 
 if _torch_gate.load_if_torch_imported() is None:
     pytest.skip("plimsoll was built without torch", allow_module_level=True)
@@ -72,15 +73,19 @@ def site(tmp_path_factory):
     return site
 
 
+@pytest.fixture(scope="module")
+def first(site):
+    """Where the package is installed."""
+    one = First(folders=[site], OMP_NUM_THREADS="1")
+    yield one
+    one.close()
+
+
 @pytest.fixture
-def program(site, tmp_path):
-    """The console script where the package is installed."""
+def program(first, tmp_path):
+    """The program there."""
     def start(*words, **more):
-        path = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
-        return subprocess.run(
-            [sys.executable, "-c", "import sys; from plimsoll.cli._program import main; sys.exit(main())",
-             *map(str, words)], text=True, capture_output=True, timeout=300, check=False, cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more})
+        return first.run(PROGRAM, *words, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1", **more})
     return start
 
 
@@ -184,25 +189,27 @@ def test_a_wrong_description_is_refused_by_name():
         recipes.add(recipes.Recipe("Odd", "Odd", recipes.RunOptions, print))
 
 
-def test_a_package_that_does_not_load_is_named(program, site, tmp_path):
+def test_a_package_that_does_not_load_is_named(tmp_path):
+    """By the console script."""
     broken = tmp_path / "broken-1.0.dist-info"
     broken.mkdir()
     (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
     (broken / "entry_points.txt").write_text("[plimsoll.recipes]\nbroken = no_such_module:RECIPE\n")
-    done = program("recipes", PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+    done = subprocess.run([sys.executable, "-c", "import sys; from plimsoll.cli._program import main; sys.exit(main())", "recipes"],
+                          text=True, capture_output=True, timeout=300, check=False,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])})
     assert done.returncode == 1
     assert "the recipe 'broken' (no_such_module:RECIPE) cannot be loaded" in done.stderr
 
 
-def test_t8_a_ctrl_c_behind_the_last_moment_of_an_evaluation_is_not_lost(site, program, tmp_path):
+def test_t8_a_ctrl_c_behind_the_last_moment_of_an_evaluation_is_not_lost(first, program, tmp_path):
     said(program("train", "toy", "--data", tmp_path, "--out", "run", "--json", *LIMIT))
-    code = ("import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # A background shell ignores it.
-            "import plimsoll\n"
-            "try:\n    plimsoll.evaluate('run')\nexcept KeyboardInterrupt:\n    print('asked')\n"
-            "print('goes on')\n")
-    path = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
-    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=300, check=False, cwd=tmp_path,
-                          env={**os.environ, "PYTHONPATH": path, "TOY_ASKED": "1"})
+    (tmp_path / "asks.py").write_text(
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # A background shell ignores it.
+        "import plimsoll\n"
+        "try:\n    plimsoll.evaluate('run')\nexcept KeyboardInterrupt:\n    print('asked')\n"
+        "print('goes on')\n")
+    done = first.run(tmp_path / "asks.py", cwd=tmp_path, env={**os.environ, "TOY_ASKED": "1"})
     assert done.stdout.splitlines() == ["asked", "goes on"], done.stderr
 
 

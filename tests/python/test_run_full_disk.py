@@ -5,14 +5,13 @@ The program fills the disk in the body of a step; nothing here depends on when t
 """
 import json
 import signal
-import subprocess
 import time
 
 import pytest
-from test_cli import call, trains  # noqa: F401  Fixtures.
 
 import plimsoll
 from tests.support import full_disk
+from tests.support.forked import PROGRAM, first, first_of_loops, forked  # noqa: F401  Fixtures.
 
 pytest.importorskip("torch")
 
@@ -29,9 +28,24 @@ def ended(process, code=0):
     return out, err
 
 
-def undisturbed(tmp_path, kind):
-    (tmp_path / "undisturbed").mkdir()
-    return ended(full_disk.start(tmp_path / "undisturbed", kind))[0]
+@pytest.fixture(scope="module")
+def start(first_of_loops):
+    """Starts the program."""
+    def one(folder, kind, step=0):
+        return first_of_loops.start(full_disk.__file__, folder, kind, step)
+    return one
+
+
+@pytest.fixture(scope="module")
+def undisturbed(start, tmp_path_factory):
+    """What it prints when no disk is full."""
+    printed = {}
+
+    def of(kind):
+        if kind not in printed:
+            printed[kind] = ended(start(tmp_path_factory.mktemp("undisturbed"), kind))[0]
+        return printed[kind]
+    return of
 
 
 def events_of(run):
@@ -39,8 +53,8 @@ def events_of(run):
 
 
 @pytest.mark.parametrize("kind", ["dense", "rows", "own"])
-def test_s04_a_commit_waits_for_room_and_ends_in_the_same_bits(kind, disk, tmp_path):
-    run, process = disk / "run", full_disk.start(disk, kind, step=6)
+def test_s04_a_commit_waits_for_room_and_ends_in_the_same_bits(kind, start, undisturbed, disk):
+    run, process = disk / "run", start(disk, kind, step=6)
     said = full_disk.wait_until(run, process, "paused: disk full")
     assert said["checkpoint_step"] == 4 and "of room" in said["message"] and said["alive"]
     why = plimsoll.why(run)
@@ -48,7 +62,7 @@ def test_s04_a_commit_waits_for_room_and_ends_in_the_same_bits(kind, disk, tmp_p
     (disk / "filler").unlink()
     out, err = ended(process)
     assert "paused: disk full" in err and "has room again" in err
-    assert out == undisturbed(tmp_path, kind)
+    assert out == undisturbed(kind)
     events = events_of(run)
     assert [event["step"] for event in events if event["event"] == "step"] == [*range(1, 1 + full_disk.STEPS)]  # None is left out.
     names = [event["event"] for event in events]
@@ -57,8 +71,8 @@ def test_s04_a_commit_waits_for_room_and_ends_in_the_same_bits(kind, disk, tmp_p
 
 
 @pytest.mark.parametrize("how", ["SIGINT", "stop"])
-def test_s04_a_stop_ends_the_wait_and_says_what_is_not_committed(how, disk, tmp_path):
-    run, process = disk / "run", full_disk.start(disk, "dense", step=6)
+def test_s04_a_stop_ends_the_wait_and_says_what_is_not_committed(how, start, undisturbed, disk):
+    run, process = disk / "run", start(disk, "dense", step=6)
     full_disk.wait_until(run, process, "paused: disk full")
     process.send_signal(signal.SIGINT) if how == "SIGINT" else plimsoll.stop(run)
     _, err = ended(process, 1)
@@ -67,38 +81,37 @@ def test_s04_a_stop_ends_the_wait_and_says_what_is_not_committed(how, disk, tmp_
     (disk / "filler").unlink()
     why = plimsoll.why(run)
     assert why["cause"] == "disk" and "disk is full" in why["summary"] and why["checkpoint_step"] == 4
-    out, err = ended(full_disk.start(disk, "dense"))
-    assert "goes on at step 4" in err and out == undisturbed(tmp_path, "dense")
+    out, err = ended(start(disk, "dense"))
+    assert "goes on at step 4" in err and out == undisturbed("dense")
 
 
-def test_s04_killed_while_it_waits_the_disk_is_named(disk, tmp_path):
-    run, process = disk / "run", full_disk.start(disk, "rows", step=6)
+def test_s04_killed_while_it_waits_the_disk_is_named(start, undisturbed, disk):
+    run, process = disk / "run", start(disk, "rows", step=6)
     full_disk.wait_until(run, process, "paused: disk full")
     process.kill()
     process.communicate()
     why = plimsoll.why(run)
     assert why["cause"] == "disk" and "while it was paused, as the disk is full" in why["summary"]
     (disk / "filler").unlink()
-    assert ended(full_disk.start(disk, "rows"))[0] == undisturbed(tmp_path, "rows")
+    assert ended(start(disk, "rows"))[0] == undisturbed("rows")
 
 
-def test_s04_a_full_disk_between_two_commits_is_none_of_the_loops_business(disk, tmp_path):
+def test_s04_a_full_disk_between_two_commits_is_none_of_the_loops_business(start, undisturbed, disk):
     """It has room again before the next commit: what could not be told is told then."""
-    run, process = disk / "run", full_disk.start(disk, "dense", step=full_disk.STEPS)
+    run, process = disk / "run", start(disk, "dense", step=full_disk.STEPS)
     full_disk.wait_until(run, process, "paused: disk full")
     (disk / "filler").unlink()
     out, _ = ended(process)
-    assert out == undisturbed(tmp_path, "dense")
+    assert out == undisturbed("dense")
     assert [event["step"] for event in events_of(run) if event["event"] == "step"][-1] == full_disk.STEPS
 
 
-def test_s04_a_recipe_waits_too(trains, call, program, disk, tmp_path):
-    assert call("synth", "cosir", "--rows", "2000", "--out", tmp_path / "data", "--seed", "0").status == 0
+def test_s04_a_recipe_waits_too(forked, first, disk, tmp_path):
+    assert forked("synth", "cosir", "--rows", "2000", "--image-dim", "16", "--text-dim", "16", "--out", tmp_path / "data", "--seed", "0").status == 0
 
     def start(out):
-        return subprocess.Popen([program, "train", "cosir", "--data", tmp_path / "data", "--out", out, "--memory-limit", "1GiB", "--epochs",
-                                 "100", "--batch-size", "128", "--eval-pairs", "100", "--checkpoint-every-n-steps", "5", "--quiet",
-                                 "--json"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return first.start(PROGRAM, "train", "cosir", "--data", tmp_path / "data", "--out", out, "--memory-limit", "1GiB", "--epochs", "30",
+                           "--batch-size", "128", "--eval-pairs", "100", "--checkpoint-every-n-steps", "5", "--quiet", "--json")
 
     run, process = disk / "run", start(disk / "run")
     while not (run / "checkpoints" / "manifest.json").exists():

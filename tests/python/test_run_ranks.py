@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "support" / "rank_programs.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
+MIDDLE = 469  # A seed whose first moments are neither before a life's first commit nor behind its end.
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -151,10 +152,10 @@ def test_what_one_rank_s_lookup_fails_in_all_fail_in(scenarios):
     assert seen["fails"][1][1] == "NotFoundError: items: there is no row 9; ids are from 0 to 8"
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_other_numbers_of_ranks_end_in_the_same_rows(kills, tmp_path):
-    """Four ranks, two and eight, in turn."""
-    seen = told(PROGRAMS, tmp_path, kills, 11 * kills, "each", "rows", "4,2,8")
+@pytest.mark.parametrize("kills, seed, ranks", [(3, MIDDLE, "2,4,1"), pytest.param(100, 1100, "4,2,8", marks=pytest.mark.slow)])
+def test_killed_at_any_moment_other_numbers_of_ranks_end_in_the_same_rows(kills, seed, ranks, tmp_path):
+    """So many ranks, in turn."""
+    seen = told(PROGRAMS, tmp_path, kills, seed, "each", "rows", ranks)
     assert seen["digest"] == seen["undisturbed"] and len(seen["killed_at"]) == kills
 
 
@@ -241,10 +242,10 @@ def test_small_pieces_of_a_slice_are_sent_together_and_large_ones_from_where_the
     assert _rank_sums._slices([torch.zeros(2)], 4, torch.zeros(4))[0][2:] == [[], []]
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_other_numbers_of_ranks_end_in_the_same_bits(kills, tmp_path):
-    """Four ranks, one, two, eight, in turn; rank 0, rank 1, all and the launcher are killed, rank 0 and rank 1 stopped."""
-    seen = told(PROGRAMS, tmp_path, kills, 5 * kills, "each", "virtual", "4,1,2,8")
+@pytest.mark.parametrize("kills, seed, ranks", [(3, MIDDLE, "2,4,1"), pytest.param(100, 500, "4,1,2,8", marks=pytest.mark.slow)])
+def test_killed_at_any_moment_other_numbers_of_ranks_end_in_the_same_bits(kills, seed, ranks, tmp_path):
+    """So many ranks, in turn; rank 0, rank 1, all and the launcher are killed, rank 0 and rank 1 stopped."""
+    seen = told(PROGRAMS, tmp_path, kills, seed, "each", "virtual", ranks)
     assert seen["digest"] == seen["undisturbed"] and len(seen["killed_at"]) == kills
 
 

@@ -3,21 +3,19 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 import plimsoll
-from tests.support.lives import told
+from tests.support.forked import COMPILER, held, told
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from tests.support import trainer_programs
 from tests.support.trainers import (
-    PROGRAMS, STEPS, Ends, Grows, Pause, all_that_is_left, assert_limit_held, environment, events, refused_once)
+    PROGRAMS, STEPS, Ends, Grows, Pause, all_that_is_left, assert_limit_held, events, refused_once)
 
 
 class At(transformers.TrainerCallback):
@@ -45,10 +43,16 @@ def weights(trainer):
     return torch.cat([one.reshape(-1) for one in trainer.model.state_dict().values()])
 
 
+@pytest.fixture(scope="module")
+def first():
+    """That programs are forked from."""
+    yield from held(COMPILER, "transformers.models.gpt2.modeling_gpt2", "plimsoll.integrations.transformers")
+
+
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
-def test_killed_at_any_moment_a_trainer_ends_in_the_same_bits(workers, kills, tmp_path):
-    seen = told(PROGRAMS, tmp_path, kills, kills + workers, "hugging_face", workers)
+def test_killed_at_any_moment_a_trainer_ends_in_the_same_bits(workers, kills, first, tmp_path):
+    seen = told(first, PROGRAMS, tmp_path, kills, kills + workers, "hugging_face", workers)
     assert seen["digest"] == seen["undisturbed"] and seen["killed_at"]
 
 
@@ -252,16 +256,14 @@ def test_the_limit_is_held_with_workers(tmp_path):
     assert_limit_held("hugging_face", tmp_path / "run")
 
 
-def test_the_program_itself_ended_by_a_signal_goes_on(tmp_path):
-    command = [sys.executable, PROGRAMS, tmp_path / "run", "hugging_face"]
-    child = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+def test_the_program_itself_ended_by_a_signal_goes_on(first, tmp_path):
+    child = first.start(PROGRAMS, tmp_path / "run", "hugging_face")
     while not (tmp_path / "run" / "checkpoints" / "manifest.json").exists():
         assert child.poll() is None
         time.sleep(0.02)
     child.kill()
-    child.wait()
-    done = [subprocess.run([*command[:2], tmp_path / run, "hugging_face"], env=environment(), capture_output=True,
-                           text=True) for run in ("run", "undisturbed")]
+    child.communicate()
+    done = [first.run(PROGRAMS, tmp_path / run, "hugging_face") for run in ("run", "undisturbed")]
     assert [one.returncode for one in done] == [0, 0], done[0].stderr
     assert done[0].stdout.splitlines()[-1] == done[1].stdout.splitlines()[-1]
 

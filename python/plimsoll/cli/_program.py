@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import _core
-from ..core import _compiler, _torch_gate
 from ..core._torch_settings import MKL_CBWR, torch_settings
 from ..errors import NotFoundError
 
@@ -148,10 +147,9 @@ def info(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _core_with_torch() -> Any:
     """Returns plimsoll._core, with all recipes registered and torch loaded for them. Errors: ImportError."""
-    _torch_gate.load()
-    _compiler.import_when_used()
     from .. import recipes
 
+    recipes.load_torch()
     recipes.find()
     return _core
 
@@ -205,16 +203,10 @@ def _run(given: list[str]) -> int:
         print(f"plimsoll: error: {error}", file=sys.stderr)
         return _USAGE_STATUS
     if given[1:2] in _COMPUTES and not {"-h", "--help"} & set(given):
-        # Before torch is loaded, so that every kernel sees it.
+        # Before the recipe loads torch, so that every kernel sees it.
         os.environ.setdefault("MKL_CBWR", MKL_CBWR)
         if "OMP_WAIT_POLICY" not in os.environ:
             os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
-        try:
-            _torch_gate.load()
-            _compiler.import_when_used()
-        except ImportError as error:
-            print(f"plimsoll: error: {error}", file=sys.stderr)
-            return 1
     try:
         return _core.run_program(list(map(os.fsencode, given)))
     except KeyboardInterrupt:  # In what leaves no trace: a plan, an evaluation, a run before its first step.

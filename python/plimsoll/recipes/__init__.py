@@ -34,6 +34,7 @@ from typing import Any
 
 from .. import _core
 from .._core import crc32c, format_bytes
+from ..core import _compiler, _torch_gate
 from ..core._folders import replaced
 from ..errors import MemoryPressure, NotFoundError
 from . import _files
@@ -284,6 +285,12 @@ def find() -> None:
                                "remove the package that brings it") from error
 
 
+def load_torch() -> None:
+    """Loads torch as recipes compute with it: beside Plimsoll's operators, its compiler for when it is used. Errors: ImportError."""
+    _torch_gate.load()
+    _compiler.import_when_used()
+
+
 def _presets_of(recipe: Recipe) -> dict[str, str]:
     files = sorted(pathlib.Path(recipe.presets).glob("*.toml")) if recipe.presets is not None else []
     return {file.stem: file.read_text(encoding="utf-8") for file in files}
@@ -339,10 +346,6 @@ class _Work:
 
     def train(self, values: dict[str, Any], run_toml: str, resume: bool, accept_other_processor: bool,
               quiet: bool) -> tuple[str, str, bool]:
-        from ..ranks import _crew
-        from ..run import _run_settings
-        from ..run._run import Run
-
         out = values["out"]
         # With several ranks the first one makes the folder. The launcher restarts ranks with the same arguments.
         again = int(os.environ.get("RANK", "0")) > 0 or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
@@ -351,6 +354,10 @@ class _Work:
         if (file := values.get("recipe_file", "")) != self._source.path:
             raise ValueError(f"recipe_file: {file!r} is not {self._source.path!r}, where the recipe was read; name the file in its place")
         options = self._options(values)
+        from ..ranks import _crew
+        from ..run import _run_settings
+        from ..run._run import Run
+
         own = {field.name: values[field.name] for field in dataclasses.fields(options)
                if field.metadata.get("decides_bits") and not field.metadata["path"]}
         group = _crew.join() if self._recipe.helped else None
@@ -431,6 +438,7 @@ class _Work:
 
     def _options(self, values: dict[str, Any]) -> Any:
         options = self._recipe.options(**{name: value for name, value in values.items() if name not in ("recipe_file", "recipe_sha256")})
+        load_torch()  # Wrong options are refused without: it takes two seconds.
         if self._recipe.before is not None:
             self._recipe.before(options)
         return options
@@ -461,8 +469,6 @@ def entries_of(plan: BatchPlan) -> dict[str, Any]:
 
 def tensor_bytes(work: Callable[[], object]) -> tuple[int, int]:
     """Calls work(). Returns the most bytes of tensors on the processor meanwhile, those before it included, and with a plan's cache and margin."""
-    from ..core import _torch_gate
-
     extension = _torch_gate.load()
     extension.reset_peak()
     work()
