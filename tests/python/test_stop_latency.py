@@ -186,11 +186,20 @@ def test_t8_reading_chats_that_have_none(tmp_path, phase):
     assert child.returncode == 1 and "stopped; the same command goes on" in child.told[1]
 
 
+def test_t8_a_ctrl_c_while_numpy_loads_is_not_lost():
+    """NumPy's compiled modules swallow it."""
+    code = ("import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "sys.addaudithook(lambda event, of: event == 'import' and of[0] == 'numpy.random._generator' and os.kill(os.getpid(), signal.SIGINT))\n"
+            "from plimsoll.core import _torch_gate\n"
+            "try:\n    _torch_gate.load()\nexcept KeyboardInterrupt:\n    print('asked', 'numpy.random' in sys.modules, 'torch' in sys.modules)\n")
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=120, check=False)
+    assert done.stdout == "asked True False\n", done.stderr
+
+
 def test_t8_planning_of_pairs(trains, program, small_data, tmp_path):
     child = begun(program, "train", "cosir", "--data", small_data, "--memory-limit", "2GiB", "--out", tmp_path / "run",
                   "--batch-size", "auto")
     wait_for((tmp_path / "run" / "run.toml").exists, child)
-    time.sleep(0.3)  # It plans by then: this is no test of the moments in which a run is opened.
     with ends_in_time(child):
         child.send_signal(signal.SIGINT)
     assert child.returncode == 1 and "train was given up, as asked" in child.told[1]

@@ -16,6 +16,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -41,8 +42,12 @@ def load() -> ModuleType:
         then = ("install torch, then rebuild with `pip install .` in Plimsoll's source folder"
                 if not _core.torch_version else _how_to_install())
         raise ImportError(f"this part of plimsoll needs torch, which is not installed: {then}")
-    with contextlib.suppress(ImportError):
-        import numpy  # noqa: F401 - torch imports it while it loads, and then swallows Ctrl-C.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        with contextlib.suppress(ImportError):  # Torch, and a run's first seed, import them; while they load, they swallow Ctrl-C.
+            import numpy.random  # noqa: F401
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # Raises what came meanwhile.
     import torch  # Before plimsoll._torch, so that the one libtorch in the process is torch's own.
 
     if _core.torch_version and _minor(torch.__version__) != _minor(_core.torch_version):
